@@ -14,8 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from atoll.aggregation.noise.private_sum import BLOCK, PrivateSum
+from atoll.aggregation.noise.private_sum import PrivateSum
 from atoll.protocol.privacy.gaussian import epsilon_of, mu_of, noise_multiplier_of
+from atoll.tensors.noise.grid_noise import BLOCK
 from benchmarks.report import Bar, conclude, say, spread
 
 PEER = Path(__file__).parents[1] / ".venv-peers" / "bin" / "python"

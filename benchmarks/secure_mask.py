@@ -142,7 +142,10 @@ def ours_in_memory(update: np.ndarray[Any, Any], layout: Sequence[Tensor], strea
     """Encode and mask as a member does, in memory and in its tiles."""
     plan = plan_of(layout)
     vector, box = Vector(tuple(layout), plan), Piece("w", "F32", (0,), update.shape, "")
-    encoder, masks = BoxEncoder(vector, plan, box, plan.factor(plan.weight, 1.0), os.urandom(32)), Streams(streams)
+    encoder, masks = (
+        BoxEncoder(vector, plan, box, plan.factor(plan.weight, 1.0, vector.num_values), os.urandom(32)),
+        Streams(streams),
+    )
     for start in range(0, update.size, TILE_ELEMENTS):
         words = encoder.words(update[start : start + TILE_ELEMENTS], start)
         masks.add(words.view(np.uint32), start)

@@ -8,13 +8,16 @@ neighbours do not change; the megabytes are the process's largest resident set. 
 """
 
 import argparse
+import asyncio
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +48,16 @@ from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import ClientRecord, RoundRecord
 from atoll.server.rounds.run_rules import RunRules
 from atoll.server.views.history import History
+from atoll.server.views.view_process import Viewer
 from atoll.server.views.views import View, look
 
 RUN = RunId("many-1")
 COHORT = 3
 AT_ONCE = 1_000
 SECONDS_MAX, MEGABYTES_MAX = 0.3, 300
+ANSWERS = 60
+"""Number of views that the lasting process answers."""
+
 TIMES = 3
 """Number of processes for each view, of which the fastest counts: other processes share the cores."""
 
@@ -157,6 +164,22 @@ def measured(folder: Path, name: str) -> dict[str, Any]:
     return min(found, key=lambda one: one["seconds"])
 
 
+async def answered(folder: Path) -> float:
+    """Return the median time in which the coordinator's lasting process answers `run` and `rounds` [s]."""
+    viewer, times = Viewer(folder), []
+    try:
+        for number in range(ANSWERS + 1):
+            name = ("run", "rounds")[number % 2]
+            view, _, paging = VIEWS[name]
+            begin = time.perf_counter()
+            async for _ in viewer.look(view, RUN, 0, replace(paging, count=10) if paging.count else paging):
+                pass
+            times.append(time.perf_counter() - begin)
+    finally:
+        await viewer.close()
+    return statistics.median(times[1:])  # the first one starts the process
+
+
 def sizes(members: int, rounds: int) -> Iterator[tuple[str, int, int]]:
     """Yield the two sizes that are compared."""
     yield "small", min(1_000, members), min(1_000, rounds)
@@ -175,6 +198,7 @@ def main() -> None:
         print(json.dumps(taken(chosen.folder, chosen.view)))
         return
     found: dict[str, dict[str, Any]] = {name: {} for name in VIEWS}
+    lasting = 0.0
     with tempfile.TemporaryDirectory(prefix="atoll-views-") as scratch:
         for size, members, rounds in sizes(chosen.members, chosen.rounds):
             begin = time.perf_counter()
@@ -182,6 +206,10 @@ def main() -> None:
             print(
                 f"{members:,} members and {rounds:,} rounds: built in {time.perf_counter() - begin:.1f} s", flush=True
             )
+            if size == "small":
+                build(Path(scratch) / "tiny", 3, 20)
+                lasting = asyncio.run(answered(Path(scratch) / "tiny"))
+                print(f"the lasting process answers a small run in {lasting * 1000:.0f} ms (median)", flush=True)
             for name in VIEWS:
                 found[name][size] = measured(Path(scratch) / size, name)
                 print(f"{name}: {found[name][size]}", flush=True)
@@ -189,6 +217,7 @@ def main() -> None:
     worst = {key: max(one[key] for one in large) for key in ("seconds", "core_seconds", "megabytes")}
     is_held = worst["core_seconds"] <= SECONDS_MAX and worst["megabytes"] <= MEGABYTES_MAX
     facts = {"benchmark": "views", "members": chosen.members, "rounds": chosen.rounds, "is_held": is_held}
+    facts["lasting_seconds"] = round(lasting, 4)
     print(json.dumps(facts | {"worst": worst, "views": found}))
 
 

@@ -3,24 +3,30 @@
 from tests.mutant import Mutant
 
 MEMBERSHIP, ROUND = "server/rounds/membership.py", "server/rounds/cohort_round.py"
+OPEN, BUFFER = "server/rounds/open_round.py", "server/rounds/buffer_round.py"
+STEPS, NOISED = "training/private/local_steps.py", "training/private/noised_gradients.py"
 RUN, RULES, PLAN = "server/rounds/run_machine.py", "server/rounds/privacy_rules.py", "server/folding/plan.py"
 OF_CHARGES = ("tests/server/rounds/test_privacy.py",)
+OF_EXAMPLES, OF_STEPS = (
+    ("tests/server/rounds/test_example_privacy.py",),
+    ("tests/training/private/test_local_steps.py",),
+)
 OF_PLANS = ("tests/server/folding/test_private.py",)
 
 OF_PRIVACY = (
     Mutant(
         "privacy: charged after the fold",
         ROUND,
-        "            return (*releases, self._charge(aggregate, self._privacy), aggregate)\n",
-        "            return (*releases, aggregate)\n",
+        "        self._charge([contribution.client_id for contribution in aggregate.contributions])\n",
+        "",
         "a round that closes charges nothing",
         OF_CHARGES,
     ),
     Mutant(
         "privacy: only one client is charged",
-        ROUND,
-        "        for contribution in aggregate.contributions:\n            self.membership.charge",
-        "        for contribution in aggregate.contributions[:1]:\n            self.membership.charge",
+        OPEN,
+        "        for client_id in clients:\n            self.membership.charge",
+        "        for client_id in [*clients][:1]:\n            self.membership.charge",
         "the other clients of the sum are charged nothing",
         OF_CHARGES,
     ),
@@ -97,6 +103,14 @@ OF_PRIVACY = (
         OF_PLANS,
     ),
     Mutant(
+        "privacy: a fold without noise",
+        PLAN,
+        "        noise=None if private is None else private.planned(effect, base_digest),\n",
+        "        noise=None,\n",
+        "the exact mean of clipped updates is published under a guarantee",
+        OF_PLANS,
+    ),
+    Mutant(
         "privacy: the wrong denominator",
         PLAN,
         "self.rules.noise_multiplier * self.rules.clip_norm, self.cohort_size, key.hex()",
@@ -111,5 +125,69 @@ OF_PRIVACY = (
         "        return [1.0 for _ in norms]\n",
         "one client can move the sum by any length",
         OF_PLANS,
+    ),
+    Mutant(
+        "privacy: a use of examples costs one step",
+        RULES,
+        "        return self.steps\n",
+        "        return 1\n",
+        "a training of many steps is charged as one",
+        OF_EXAMPLES,
+    ),
+    Mutant(
+        "privacy: a buffer charges nothing",
+        BUFFER,
+        "        self._charge([update.client_id])",
+        "        self._charge([])",
+        "updates of an asynchronous run are free",
+        OF_EXAMPLES,
+    ),
+    Mutant(
+        "privacy: a fixed batch is accounted as Poisson",
+        STEPS,
+        "torch.from_numpy(self._sampler.indices(step))",
+        "torch.arange(max(1, round(self._sampler._rate * self._sampler._count)))",
+        "each step has the same number of examples, and the account assumes a sample",
+        OF_STEPS,
+    ),
+    Mutant(
+        "privacy: the actual size is the divisor",
+        NOISED,
+        "(sums[name] / self._expected)",
+        "(sums[name] / max(1, rows))",
+        "the divisor tells the size of the sample, and small samples have large steps",
+        OF_STEPS,
+    ),
+    Mutant(
+        "privacy: the noise is once for all steps",
+        NOISED,
+        "        self.step += 1\n",
+        "",
+        "differences of two steps have no noise",
+        OF_STEPS,
+    ),
+    Mutant(
+        "privacy: a seed gives the noise of a site",
+        STEPS,
+        "bytes.fromhex(key) if key else key_of",
+        "key_of",
+        "the coordinator, which names the seed, draws the noise again and takes it off",
+        OF_STEPS,
+    ),
+    Mutant(
+        "privacy: the noise does not know the data",
+        STEPS,
+        'of_data = key_of(key, "private steps", count)',
+        'of_data = key_of(key, "private steps", 0)',
+        "the same noise with one row less tells the row",
+        OF_STEPS,
+    ),
+    Mutant(
+        "privacy: a private training tells its units",
+        "training/local/training.py",
+        "        return Work(num_examples, done / order.steps, {}, done)\n",
+        "        return Work(_weight(task, dataset), done / order.steps, {}, done)\n",
+        "the weight of an update tells the tokens of the site's rows",
+        OF_STEPS,
     ),
 )

@@ -18,6 +18,11 @@ OF_ROUNDS = (
 OF_METRICS = ("tests/client/work/test_sums_of_metrics.py",)
 OF_STATISTICS = ("tests/client/work/test_sums_of_statistics.py",)
 OF_SITES = ("tests/client/site/test_security.py",)
+SHARE = "client/work/noise_share.py"
+OF_SHARES = ("tests/client/work/test_noise_share.py",)
+OF_NOISE_TERMS = ("tests/protocol/secure/test_privacy_terms.py",)
+OF_WORDS = ("tests/tensors/masked/test_private.py",)
+OF_CHARGES = ("tests/server/rounds/test_private_sums.py",)
 REFUSALS, ONE_SUM = "server/sessions/refusals.py", "server/rounds/one_sum.py"
 OF_REFUSALS = ("tests/server/sessions/test_refusals.py",)
 _OF_PLACES = (
@@ -113,9 +118,9 @@ OF_SUMS = (
     _unchecked("fewest members", "members >= least", "a sum of fewer than min_others + 1 is joined"),
     _unchecked(
         "three members",
-        "least = max(MEMBERS_MIN, rules.min_others + 1)",
+        "least = max(MEMBERS_MIN, rules.min_others + 1, self._noise_min)",
         "a sum of two is joined, of which each knows the other's input",
-        new="least = rules.min_others + 1",
+        new="least = max(rules.min_others + 1, self._noise_min)",
     ),
     _unchecked("most members", "members <= self.terms.members_max", "words overflow"),
     _unchecked("threshold of the rule", "threshold == wanted", "the coordinator chooses how few open a sum"),
@@ -181,15 +186,33 @@ OF_SUMS = (
     _unchecked("this site in the sets", "self._place in positions", "a site signs a sum that it is not in"),
     _unchecked(
         "threshold of the sets",
-        "least = max(self._threshold, self._rules.min_others + 1)",
+        "least = max(self._threshold, self._rules.min_others + 1, self._noise_min)",
         "fewer than the threshold are in a sum",
-        new="least = self._rules.min_others + 1",
+        new="least = max(self._rules.min_others + 1, self._noise_min)",
     ),
     _unchecked(
         "others of the sets",
-        "least = max(self._threshold, self._rules.min_others + 1)",
+        "least = max(self._threshold, self._rules.min_others + 1, self._noise_min)",
         "fewer than min_others + 1 are in a sum",
-        new="least = self._threshold",
+        new="least = max(self._threshold, self._noise_min)",
+    ),
+    _unchecked(
+        "members whose noise suffices in the roster",
+        "least = max(MEMBERS_MIN, rules.min_others + 1, self._noise_min)",
+        "a session is joined of fewer members than its noise needs",
+        new="least = max(MEMBERS_MIN, rules.min_others + 1)",
+    ),
+    _unchecked(
+        "members whose noise suffices in the sets",
+        "least = max(self._threshold, self._rules.min_others + 1, self._noise_min)",
+        "a sum is opened with a part of the noise",
+        new="least = max(self._threshold, self._rules.min_others + 1)",
+    ),
+    _unchecked(
+        "noise without that of this site's colluders",
+        "self._privacy.honest_min + max(self._privacy.colluders, self._rules.colluders_max)",
+        "more colluders than the terms assume take their shares of the noise off",
+        new="self._privacy.honest_min + self._privacy.colluders",
     ),
     _unchecked("sizes of the sets", "len(positions) >= least", "a sum of few is opened"),
     _unchecked(
@@ -620,6 +643,103 @@ OF_SUMS = (
         "[each for each in self._sums if each.session is not None and not each.record.is_dropped]",
         "a session without an opening is added to the version",
         OF_ROUNDS,
+    ),
+    # ---------------------------------------------------------------- noise by the members
+    Mutant(
+        "noise: fewer colluders than the policy's",
+        "client/policy/decide.py",
+        'privacy.noise_by == "clients" and privacy.colluders < policy.colluders_max',
+        "False",
+        "a site joins sums whose noise its colluders take off",
+        OF_SITES,
+    ),
+    Mutant(
+        "noise: terms with other releases",
+        "protocol/secure/terms.py",
+        "    _check_privacy(found)\n",
+        "",
+        "metrics and weights are added beside a private sum, without noise",
+        OF_NOISE_TERMS,
+    ),
+    Mutant(
+        "noise: the same for each attempt",
+        SHARE,
+        "session.hex(), terms.attempt)",
+        "session.hex())",
+        "two attempts have the same noise, which their difference takes off",
+        OF_SHARES,
+    ),
+    Mutant(
+        "noise: not bound to the session",
+        SHARE,
+        "terms.model, session.hex(), terms.attempt)",
+        "terms.model, terms.attempt)",
+        "a coordinator that begins an attempt again gets the same noise with other members",
+        OF_SHARES,
+    ),
+    Mutant(
+        "noise: of a whole sum divided by all of it",
+        "tensors/secure/vector.py",
+        "/ math.sqrt(honest_min) *",
+        "/ honest_min *",
+        "the shares of the honest members have together less than the variance",
+        OF_WORDS,
+    ),
+    Mutant(
+        "noise: none in a file",
+        "tensors/masked/mask.py",
+        "                    _add(words, share.between(tensor.name, tensor.num_elements, at, at + words.size))\n",
+        "                    pass\n",
+        "a masked update has no noise",
+        OF_WORDS,
+    ),
+    Mutant(
+        "noise: none in a part",
+        "tensors/masked/mask.py",
+        "                    _add(words, share.at(tensor.name, tensor.num_elements, elements))\n",
+        "                    pass\n",
+        "the parts of a mesh have no noise",
+        OF_WORDS,
+    ),
+    Mutant(
+        "noise: an update clipped without room for its rounding",
+        "tensors/secure/plan.py",
+        "            most = rounded_clip(most, step, num_values)\n",
+        "",
+        "a rounded update is longer than the sensitivity of the account",
+        OF_WORDS,
+    ),
+    Mutant(
+        "noise: values of a private sum rounded at random",
+        "tensors/secure/plan.py",
+        "return not (self.grid or self.is_private)",
+        "return not self.grid",
+        "rounding makes an update longer than the sensitivity of the account",
+        OF_WORDS,
+    ),
+    Mutant(
+        "noise: counts beside a private sum",
+        "tensors/masked/encode.py",
+        "        fills = [Fill(0, 0.0)] * len(fills)\n",
+        "        pass\n",
+        "whether a client's values are small is released without noise",
+        OF_WORDS,
+    ),
+    Mutant(
+        "noise: boxes without a charge",
+        ROUND,
+        "                found = self._charge_attempt([of.names[position] for position in session.masking])\n",
+        "",
+        "masked updates leave that no budget counts",
+        OF_CHARGES,
+    ),
+    Mutant(
+        "noise: another attempt beyond the budget",
+        ROUND,
+        "if not self.membership.has_budget(c)}",
+        "if False}",
+        "a client without a budget is asked for another attempt",
+        OF_CHARGES,
     ),
     # ---------------------------------------------------------------- members that refuse each other
     *(

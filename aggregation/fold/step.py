@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.noise.private_sum import PrivateSum
+from atoll.aggregation.noise.private_sum import PrivateSum, PrivateSums
 from atoll.aggregation.optimizers import FedAvg, Optimizer
 from atoll.aggregation.rules.rule import Rule, takes_centre
 from atoll.plugins.place import NOWHERE, Place
@@ -59,6 +59,8 @@ class Step:
     """The context of the fold, for a custom rule."""
     private: PrivateSum | None = None
     """The noise of the sums of floats, on its own grid; None: the sums are exact."""
+    private_sums: PrivateSums | None = None
+    """What makes opened secure sums private; None: their mean is over the weights of their members."""
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """The next version from the sums of a round's sessions.
 
     mean = sum_s q sum_k v_k / sum_s sum_k a_k                     floats; or a rule over the means of the sessions
+    mean = q (sum_s sum_k v_k + noise) / divisor                   floats of a private sum; members may add the noise
     mean = round_half_even(sum_k A_k u_k / sum_k A_k)              integers, over all members
     new  = as in `fold/streaming`, by the server optimizer
 
@@ -203,9 +204,14 @@ class _NewValues:
         total: NDArray[Any] = np.zeros(stop - start, np.int64)
         for each in self._sums:
             total += each.words(tensor, start, stop)
+        divisor: float = weight_in(self._weight)
+        if (private := self._step.private_sums) is not None:
+            divisor = private.divisor
+            if private.noise is not None:
+                total += private.noise.between(tensor.name, tensor.num_elements, start, stop)
         mean = total.astype(np.float64)
         np.multiply(mean, step_of(self._vector.encoding.bits, self._vector.ranges[tensor.name]), out=mean)
-        return np.divide(mean, weight_in(self._weight), out=mean)
+        return np.divide(mean, divisor, out=mean)
 
     def _reduced(self, tensor: Tensor, start: int, stop: int) -> NDArray[np.float64]:
         assert self._step.rule is not None

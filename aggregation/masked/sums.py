@@ -12,6 +12,7 @@ its members, the weight is at most as large, and the norm of the floats is at mo
     ||sum_k a_k u_k|| <= C sum_k a_k (1 + 1e-6) + rounding
 
 where `rounding` bounds the norm of the differences between values and steps, with more than eight standard deviations.
+In a private sum the norm is that of the sum with its members' noise, and the bound has theirs, too.
 """
 
 import math
@@ -205,7 +206,11 @@ def bound_of(vector: Vector, exact: ExactSum) -> float:
         most = exact.members * math.sqrt(count)  # each value is less than a step from its word
         usual = 0.5 * math.sqrt(exact.members * count) + 4.0 * math.sqrt(exact.members)
         squares += (step * min(most, usual)) ** 2
-    return encoding.clip_norm * weight_in(exact.weight) * (1.0 + EXCESS) + math.sqrt(squares)
+    noise = 0.0
+    if encoding.share:  # the norm of d normal numbers is at most sqrt(d) + 8, but for a chance of e^-32
+        step = step_of(encoding.bits, encoding.ranges[0])
+        noise = step * encoding.share * math.sqrt(exact.members) * (math.sqrt(vector.num_values) + 8.0)
+    return encoding.clip_norm * weight_in(exact.weight) * (1.0 + EXCESS) + math.sqrt(squares) + noise
 
 
 class _SessionWords:

@@ -16,17 +16,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.noise.discrete_gaussian import DiscreteGaussian
-from atoll.ground.noise.key import key_of
 from atoll.ground.printable import count_of
+from atoll.tensors.noise.grid_noise import GridNoise
+from atoll.tensors.secure.vector import rounded_clip
 
 GRID_BITS = 30
-BLOCK = 1 << 14
-"""Elements of a tensor whose samples have one key."""
-SLACK = 1e-12
 SUM_MAX = 2.0**52
-ROUNDING_MAX = 1 / 16
-"""Largest share of the clip norm that rounding may take."""
 
 
 def exponent_of(deviation: float) -> int:
@@ -41,13 +36,7 @@ def clip_to(clip_norm: float, exponent: int, num_elements: int) -> float:
         ValueError: rounding would take more than `ROUNDING_MAX` of the clip norm: the noise is so large that its grid
             is too coarse for the updates.
     """
-    rounding = math.ldexp(math.sqrt(num_elements) / 2.0, exponent)
-    if rounding > ROUNDING_MAX * clip_norm:
-        raise ValueError(
-            f"updates of {count_of(num_elements, 'number')}, clipped to {clip_norm:g}, are too fine for the grid of "
-            f"their noise, 2^{exponent}: allowed is a smaller noise multiplier"
-        )
-    return (clip_norm - rounding) * (1.0 - SLACK)
+    return rounded_clip(clip_norm, math.ldexp(1.0, exponent), num_elements)
 
 
 def fault_of_sum(cohort: int, noise_multiplier: float) -> str:
@@ -80,10 +69,18 @@ class PrivateSum:
 
     def noise(self, tensor: str, num_elements: int, start: int, stop: int) -> NDArray[np.int64]:
         """Return the noise of elements start..stop of a tensor, in steps of the grid; the same however it is cut."""
-        sampler = DiscreteGaussian(math.ldexp(self.deviation, -self.exponent))
-        parts = [np.zeros(0, np.int64)]
-        for block in range(start // BLOCK, -(-stop // BLOCK)):
-            begin = block * BLOCK
-            samples = sampler.sample(key_of(self.key, tensor, block), min(BLOCK, num_elements - begin))
-            parts.append(samples[max(start - begin, 0) : stop - begin])
-        return np.concatenate(parts)
+        noise = GridNoise(math.ldexp(self.deviation, -self.exponent), self.key)
+        return noise.between(tensor, num_elements, start, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateSums:
+    """What makes the opened sums of a round private, on the grid of their words.
+
+    Attributes:
+        divisor: the fixed number by which their sum is divided, whatever number of members is in it.
+        noise: that is added to it; None: the members have added theirs.
+    """
+
+    divisor: int
+    noise: GridNoise | None = None

@@ -146,10 +146,11 @@ def _of_clients(request: PrivacyAuditRequest, rng: random.Random, folder: Path) 
             f"{request.what}: its settings have no table [privacy], so there is no claim: give them one, or name a "
             "task with --set privacy.unit=example and the mechanism of `atoll train`"
         )
-    if (config.privacy.unit, config.privacy.noise_by) != ("client", "coordinator"):
+    if (config.privacy.unit, config.privacy.noise_by) != ("client", "coordinator") or config.secure is not None:
         raise CommandError(
-            f"privacy.unit, privacy.noise_by: got {config.privacy.unit}, {config.privacy.noise_by}; an audit of "
-            "clients is of the coordinator's noise; allowed for examples: a task with --set privacy.unit=example"
+            f"{request.what}: got privacy.unit {config.privacy.unit}, privacy.noise_by {config.privacy.noise_by}, "
+            f"{'no ' if config.secure is None else ''}[secure]; allowed is noise by the coordinator on plain updates "
+            "of clients, or for examples a task with --set privacy.unit=example"
         )
     with task_failures_in_one_line(), waiting_for("the audit", "canaries are folded"):
         bench = bench_of(task, {"model_seed": config.seed})

@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 
 from atoll.client.policy.config import DAYS, Hours, SecurePolicy, SitePolicy, zone_of
 from atoll.ground.printable import count_of
+from atoll.protocol.secure.privacy_terms import read_privacy
 from atoll.protocol.secure.session_size import MEMBERS_MIN
 from atoll.protocol.secure.terms import Terms
 
@@ -192,9 +193,15 @@ def terms_fault(policy: SecurePolicy, terms: Terms) -> str:
     A sum of n members with threshold t must be possible:
 
         max(min_others + 1, 3) <= n <= members_max,    t <= n,    2 t > n + colluders_max
+
+    If the members add noise, it must suffice without that of as many colluders as this site assumes.
     """
-    if terms.privacy:
-        return "terms of differential privacy, which this Atoll does not know: use a newer Atoll"
+    privacy = read_privacy(terms.privacy)
+    if privacy is not None and privacy.noise_by == "clients" and privacy.colluders < policy.colluders_max:
+        return (
+            f"noise that suffices against {count_of(privacy.colluders, 'colluder')}; this site demands "
+            f"{policy.colluders_max}, by colluders_max"
+        )
     least = max(MEMBERS_MIN, policy.min_others + 1)
     if terms.members_max < least:
         return (

@@ -42,6 +42,7 @@ from atoll.protocol.secure.messages import (
     Survivors,
     survivors_statement,
 )
+from atoll.protocol.secure.privacy_terms import read_privacy
 from atoll.protocol.secure.session_size import MEMBERS_MIN
 from atoll.protocol.secure.shamir import split
 from atoll.protocol.secure.site_key import is_signed
@@ -100,9 +101,15 @@ class Send:
 
 @value
 class Mask:
-    """Mask the encoded update with these streams, and upload it."""
+    """Mask the encoded update with these streams, and upload it.
+
+    Attributes:
+        streams: of this member.
+        session: id of the session, for the key of this member's share of the noise.
+    """
 
     streams: tuple[Stream, ...]
+    session: bytes = b""
 
 
 Effect = KeepPromise | Send | Mask
@@ -157,6 +164,7 @@ class Member:
         trust: Trust,
     ) -> None:
         self.name, self.terms, self.stage = name, terms, Stage.NEW
+        self._privacy = read_privacy(terms.privacy)
         self._digest = terms.digest
         self._rules, self._key, self._site, self._trust = rules, key, site, trust
         self._promises, self._peers = promises, peers
@@ -235,8 +243,8 @@ class Member:
 
     def _check_size(self, members: int, threshold: int) -> None:
         rules, wanted = self._rules, self.terms.threshold_of(members)
-        least = max(MEMBERS_MIN, rules.min_others + 1)
-        demanded = f"this site demands {least} ({rules.demand})"
+        least = max(MEMBERS_MIN, rules.min_others + 1, self._noise_min)
+        demanded = f"this site demands {least} ({rules.demand}{self._of_noise})"
         _check(members >= least, f"the roster has {count_of(members, 'member')}; {demanded}")
         _check(
             members <= self.terms.members_max,
@@ -322,7 +330,7 @@ class Member:
         self._check_sites(masking)
         self._masking = masking
         pairs = [Stream(made.masks[other], 1 if other > self._place else -1) for other in sorted(boxes.boxes)]
-        return [Mask((Stream(self_key(made.seed, self._session), 1), *pairs))]
+        return [Mask((Stream(self_key(made.seed, self._session), 1), *pairs), self._session)]
 
     def _on_survivors(self, survivors: Survivors) -> list[Effect]:
         self._check_set(survivors.positions, self._masking, "survive")
@@ -361,8 +369,8 @@ class Member:
     ) -> None:
         _check(positions <= {*within}, f"members that {verb} are none of those before")
         _check(self._place in positions, f"this site is not among the members that {verb}")
-        least = max(self._threshold, self._rules.min_others + 1)
-        by = f"threshold {self._threshold}, {self._rules.demand}"
+        least = max(self._threshold, self._rules.min_others + 1, self._noise_min)
+        by = f"threshold {self._threshold}, {self._rules.demand}{self._of_noise}"
         have = count_of(len(positions), "member")
         _check(len(positions) >= least, f"{have} {verb}; this site demands {least} ({by})")
 
@@ -372,6 +380,17 @@ class Member:
 
     def _names(self, positions: frozenset[Position]) -> list[str]:
         return [self._members[position].name for position in sorted(positions)]
+
+    @property
+    def _noise_min(self) -> int:
+        """Fewest members whose shares of the noise suffice, without those of the colluders that this site assumes."""
+        if self._privacy is None or self._privacy.noise_by != "clients":
+            return 0
+        return self._privacy.honest_min + max(self._privacy.colluders, self._rules.colluders_max)
+
+    @property
+    def _of_noise(self) -> str:
+        return f", the noise of {self._privacy.honest_min} honest members" if self._privacy and self._noise_min else ""
 
     # ------------------------------------------------------------ secrets
 

@@ -278,6 +278,7 @@ class Jobs:
                 exponents=invitation.ranges or (0,) * len(floats_of(layout)),
                 examples_max=terms.examples_max,
                 metrics=terms.metrics,
+                is_private=bool(terms.privacy),
             )
             Vector(layout, encoding)
         except ValueError as fault:

@@ -1,6 +1,7 @@
 """The masking of an encoded update into the spool: a file by this process, parts by the ranks of its crew.
 
-    encoded entry  -->  + key streams  -->  masked entry of the same boxes, an ordinary update of one example
+    encoded entry  -->  + share of noise, + key streams  -->  masked entry of the same boxes, an ordinary update of one
+                                                              example
 
 Ranks mask if they are at rest. If they train for another run, are lost, or the site is no mesh any more, this process
 masks the parts: the bytes are the same.
@@ -21,6 +22,7 @@ from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import Digest
 from atoll.tensors.layout import Layout, Piece, Tensor
 from atoll.tensors.masked.mask import mask_part, mask_update
+from atoll.tensors.noise.grid_noise import GridNoise
 from atoll.tensors.pieces import layout_of_pieces, part_name
 from atoll.tensors.secure.keystream import Stream
 from atoll.tensors.secure.masked_layout import in_positions
@@ -39,13 +41,16 @@ class Masking:
     def __init__(self, stores: Stores, runner: Runner) -> None:
         self._spool, self._work, self._runner = stores.spool, stores.work, runner
 
-    async def spooled(self, task: str, entry: Entry, streams: Sequence[Stream]) -> Digest:
+    async def spooled(
+        self, task: str, entry: Entry, streams: Sequence[Stream], share: GridNoise | None = None
+    ) -> Digest:
         """Mask an encoded update into the spool; return the digest of what is sent.
 
         Args:
             task: of the update.
             entry: the encoded update.
             streams: of the session, with their signs.
+            share: of this member in the noise of the sum, for this attempt alone; None: it adds none.
 
         Raises:
             TensorFileCorrupted: the encoded update is damaged.
@@ -57,8 +62,8 @@ class Masking:
         out = self._work / f"masked.{secrets.token_hex(8)}"
         try:
             if not entry.parts:
-                return await on_thread(None, self._whole, entry, out, streams)
-            order = await on_thread(None, _order_of, task, entry, out, tuple(streams))
+                return await on_thread(None, self._whole, entry, out, streams, share)
+            order = await on_thread(None, _order_of, task, entry, out, tuple(streams), share)
             pieces = await self._runner.mask(order)
             if pieces is None:
                 pieces = await on_thread(None, _masked_here, order)
@@ -66,10 +71,10 @@ class Masking:
         finally:
             remove(out)
 
-    def _whole(self, entry: Entry, out: Path, streams: Sequence[Stream]) -> Digest:
+    def _whole(self, entry: Entry, out: Path, streams: Sequence[Stream], share: GridNoise | None) -> Digest:
         encoded = parse_update(entry.manifest)
         layout = in_positions(layout_of_pieces(encoded.pieces))
-        pieces = mask_update(entry.path, out, layout, streams, start=entry.data_start)
+        pieces = mask_update(entry.path, out, layout, streams, start=entry.data_start, share=share)
         return self._add(out, replace(encoded, pieces=tuple(pieces)), entry)
 
     def _in_parts(self, entry: Entry, out: Path, pieces: Sequence[Pieces]) -> Digest:
@@ -92,7 +97,7 @@ def layout_of_boxes(pieces: Iterable[Piece]) -> Layout:
     return tuple(found.values())
 
 
-def _order_of(task: str, entry: Entry, out: Path, streams: tuple[Stream, ...]) -> MaskOrder:
+def _order_of(task: str, entry: Entry, out: Path, streams: tuple[Stream, ...], share: GridNoise | None) -> MaskOrder:
     root, parts = parse_update(entry.manifest), []
     out.mkdir()
     for index, part in enumerate(entry.parts):
@@ -100,10 +105,11 @@ def _order_of(task: str, entry: Entry, out: Path, streams: tuple[Stream, ...]) -
         assert manifest is not None, "an entry in parts has the manifest of each"
         parts.append(PartToMask(part.path, out / part_name(index), manifest.pieces))
     layout = in_positions(layout_of_boxes(piece for part in parts for piece in part.pieces))
-    return MaskOrder(task=task, layout=layout, parts=tuple(parts), streams=streams)
+    return MaskOrder(task=task, layout=layout, parts=tuple(parts), streams=streams, share=share)
 
 
 def _masked_here(order: MaskOrder) -> tuple[Pieces, ...]:
     return tuple(
-        tuple(mask_part(part.encoded, part.out, order.layout, part.pieces, order.streams)) for part in order.parts
+        tuple(mask_part(part.encoded, part.out, order.layout, part.pieces, order.streams, order.share))
+        for part in order.parts
     )

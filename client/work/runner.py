@@ -10,6 +10,7 @@ from atoll.protocol.vocabulary import FailureReason
 from atoll.protocol.wire.mesh_use import MeshUse
 from atoll.tensors.layout import Layout, Piece
 from atoll.tensors.masked.encode import Encoded
+from atoll.tensors.noise.grid_noise import GridNoise
 from atoll.tensors.secure.keystream import Stream
 from atoll.tensors.secure.plan import Encoding
 from atoll.training.statistics.parts import SiteStatistics
@@ -144,6 +145,8 @@ class MaskOrder:
     parts: tuple[PartToMask, ...]
     streams: tuple[Stream, ...] = field(repr=False)
     """Keys with their signs: in memory alone, and dropped with the order."""
+    share: GridNoise | None = None
+    """Of this member in the noise of the sum; None: it adds none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

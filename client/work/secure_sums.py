@@ -28,6 +28,7 @@ from atoll.client.session.events import (
 )
 from atoll.client.site.security import LEFT, OPENED, SiteSecurity
 from atoll.client.work.masking import Masking
+from atoll.client.work.noise_share import share_of
 from atoll.client.work.runner import Runner
 from atoll.ground.durable import told_outside
 from atoll.ground.process import crash_points
@@ -39,6 +40,7 @@ from atoll.protocol.secure.wire import BadForm, SessionName
 from atoll.protocol.vocabulary import FailureReason, RoundId, RunId
 from atoll.tensors.masked.metrics import encode_metrics, mask_metrics
 from atoll.tensors.masked.whole_numbers import encode_numbers
+from atoll.tensors.noise.grid_noise import GridNoise
 from atoll.tensors.safetensors_file import TensorFileCorrupted
 from atoll.tensors.secure.masked_layout import layout_digest
 from atoll.training.statistics.parts import SiteStatistics
@@ -88,6 +90,7 @@ class SecureSums:
     ) -> None:
         self._site, self._security = site, security
         self._encoded, self._spool, self._masker = stores.encoded, stores.spool, Masking(stores, runner)
+        self._noise_secret = stores.noise_secret
         self._send, self._spawn, self._on_event = send, spawn, on_event
         self._members: dict[Key, _Membership] = {}
         self._metrics: dict[
@@ -243,10 +246,11 @@ class SecureSums:
             case KeepPromise(promise):
                 self._security.keep(promise)
                 crash_points.reached("agent.promised", promise.kind)
-            case Mask(streams):
+            case Mask(streams, session):
                 pairs = [(stream.key, stream.sign) for stream in streams]
                 if member.terms.purpose == "update":
-                    await self._mask(membership, pairs)
+                    share = share_of(self._noise_secret, member.terms, session)
+                    await self._mask(membership, pairs, share)
                 elif (metrics := self._metrics.get(membership.key)) is not None and not membership.is_dropped:
                     self._say(member.terms, MaskedWords(mask_metrics(metrics, pairs)))
                     crash_points.reached("agent.masked")
@@ -262,7 +266,7 @@ class SecureSums:
                     self._note(member.terms, "its sum was opened", OPENED)
                     self._delete(membership.key)
 
-    async def _mask(self, membership: _Membership, streams: list[tuple[bytes, int]]) -> None:
+    async def _mask(self, membership: _Membership, streams: list[tuple[bytes, int]], share: GridNoise | None) -> None:
         """Mask the encoded update into the spool; one that is there already waits for its answer.
 
         Only one is masked at a time: what an earlier attempt has begun ends before the next attempt masks.
@@ -271,7 +275,7 @@ class SecureSums:
         async with self._masking:
             if membership.is_dropped or key in self._spool.entries() or key not in self._encoded.entries():
                 return  # it waits for its answer, or its sum is over
-            digest = await self._masker.spooled(membership.member.terms.task, self._encoded[key], streams)
+            digest = await self._masker.spooled(membership.member.terms.task, self._encoded[key], streams, share)
             if membership.is_dropped:
                 self._spool.discard(key)
                 return

@@ -262,7 +262,7 @@ class WorkerRunner:
         crew = self._workers.get(order.task)
         if not isinstance(crew, Crew) or self._current is not None:
             return None
-        request = {
+        request: dict[str, Any] = {
             "layout": [(tensor.name, tensor.dtype, tensor.shape) for tensor in order.layout],
             "parts": [
                 {
@@ -274,6 +274,8 @@ class WorkerRunner:
             ],
             "streams": [(key.hex(), sign) for key, sign in order.streams],
         }
+        if order.share is not None:
+            request |= {"share": order.share.deviation, "streams": [*request["streams"], (order.share.key.hex(), 0)]}
         try:
             answer = await on_thread(None, partial(crew.call_at_rest, "mask", MASK_TIMEOUT_S, **request))
             return None if answer is None else tuple(_pieces(pieces) for pieces in answer["parts"])

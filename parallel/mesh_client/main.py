@@ -12,7 +12,7 @@ A rank has no key and no connection to the coordinator, and does not import gRPC
     describe                                                       -> num_examples, layout, settings
     train       as there, and checkpoint, checkpoint_every(_s)     -> as there, and parts in place of pieces
     evaluate, statistics                                           as there
-    mask        layout; parts: encoded, out, pieces; streams       -> parts: the pieces of each masked part
+    mask        layout; parts: encoded, out, pieces; streams, share -> parts: the pieces of each masked part
     message                                                        an error: a server program asks other sites
 
 An exit code other than 0 makes the launcher restart all ranks; the agent then sends the request again.
@@ -60,8 +60,9 @@ RESTART, LINE_LOST = 75, 76
 """Exit codes: a rank has failed, or another one; the agent is gone."""
 
 STREAMS, NOISE = "streams", "noise"
-"""The fields with keys: of `mask`, [hex, sign] each, and of any request the key of its noise. Rank 0 alone gets them by
-the line, and the other ranks by a collective."""
+"""The fields with keys: of `mask`, [hex, sign] each, and that of the member's share of the noise, if `share` has its
+deviation; of any request the key of its noise. Rank 0 alone gets them by the line, and the other ranks by a
+collective."""
 
 Json = dict[str, Any]
 

@@ -26,6 +26,7 @@ from atoll.tensors.layout import FLOATS, Layout, Piece, Tensor
 from atoll.tensors.masked import encode
 from atoll.tensors.masked.mask import mask_part
 from atoll.tensors.masked.parts import Box, assembled, encode_part, measure_part
+from atoll.tensors.noise.grid_noise import GridNoise
 from atoll.tensors.pieces import part_name
 from atoll.tensors.safetensors_file import parse_header
 from atoll.tensors.secure.plan import EncodingPlan, Vector
@@ -50,6 +51,8 @@ def plan_in(order: Json, num_examples: float, statistics: Mapping[str, Sequence[
         exponents=tuple(order["exponents"]),
         examples_max=order["examples_max"],
         metrics=tuple((name, length) for name, length in order["metrics"]),
+        is_private=order["is_private"],
+        share=order["share"],
         num_examples=num_examples,
         statistics=statistics,
     )
@@ -122,7 +125,7 @@ def encode_parts(
     encoded = [part for part in ranks.gather(together(ranks, write)) if part]
     if ranks.is_first:
         rmtree(plain)
-    factor, left_out = plan.factor(plan.weight, found.norm), list(encode.left_out_of(plan))
+    factor, left_out = plan.factor(plan.weight, found.norm, vector.num_values), list(encode.left_out_of(plan))
     return {"parts": encoded, "encoded": {"norm": found.norm, "factor": factor, "left_out": left_out}}
 
 
@@ -131,7 +134,8 @@ def mask_parts(request: Json, streams: Sequence[Sequence[Any]], ranks: Ranks) ->
 
     Args:
         request: `mask` (`mesh_client/main`).
-        streams: [key as hex, sign] of each, at rank 0; the other ranks get them here.
+        streams: [key as hex, sign] of each, at rank 0; the other ranks get them here. If the request has a `share`, the
+            last one is the key of this member's noise.
         ranks: of the mesh.
 
     Returns:
@@ -142,13 +146,14 @@ def mask_parts(request: Json, streams: Sequence[Sequence[Any]], ranks: Ranks) ->
         OSError: a file cannot be read or written.
     """
     keys = [(bytes.fromhex(key), sign) for key, sign in ranks.gather(list(streams))[0]]
+    share = GridNoise(request["share"], keys.pop()[0]) if request.get("share") else None
     layout = tuple(Tensor(name, dtype, tuple(shape)) for name, dtype, shape in request["layout"])
     parts = list(enumerate(request["parts"]))
 
     def mask() -> list[tuple[int, Part]]:
         found = []
         for index, part in parts[ranks.rank :: ranks.size]:
-            pieces = mask_part(Path(part["encoded"]), Path(part["out"]), layout, pieces_in(part["pieces"]), keys)
+            pieces = mask_part(Path(part["encoded"]), Path(part["out"]), layout, pieces_in(part["pieces"]), keys, share)
             reached("crew.part_masked")
             found.append((index, piece_fields(tuple(pieces))))
         return found

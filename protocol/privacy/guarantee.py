@@ -52,6 +52,9 @@ class Guarantee:
         noise_by: the party that adds the noise.
         sampling_rate: of Poisson sampling; None: every use counts in full.
         separation: of correlated noise, the least distance of two rounds with the same client.
+        quantile: of the lengths of contributions, which the clip norm follows; None: it is fixed.
+        honest_min: of noise by the clients, the fewest honest members of a sum, whose shares suffice.
+        colluders: of noise by the clients, the members that may tell the coordinator theirs.
     """
 
     epsilon: float
@@ -65,6 +68,9 @@ class Guarantee:
     noise_by: NoiseBy
     sampling_rate: float | None = None
     separation: int | None = None
+    quantile: float | None = None
+    honest_min: int = 0
+    colluders: int = 0
 
     @property
     def sentence(self) -> str:
@@ -72,8 +78,30 @@ class Guarantee:
         return (
             f"epsilon {self.epsilon:.6g} at delta {self.delta:g} for one {self.unit}: {_ADJACENCY[self.unit]}; "
             f"{_MECHANISM[self.mechanism]} with noise multiplier {self.noise_multiplier:.6g} on contributions clipped "
-            f"to norm {self.clip_norm:g}; {self._uses}; {_NOISE_BY[self.noise_by]}; accountant: {self.accountant}. "
+            f"to {self._norm}; {self._uses}; {self._who_adds}; accountant: {self.accountant}. "
             f"Not covered: {'; '.join(_NOT_COVERED[self.unit])}."
+        )
+
+    @property
+    def _norm(self) -> str:
+        if self.quantile is None:
+            return f"norm {self.clip_norm:g}"
+        follows = (
+            f"follows the quantile {self.quantile:g} of their lengths by a count with noise, which is charged, too"
+        )
+        return f"a norm that is {self.clip_norm:g} at first and {follows}"
+
+    @property
+    def _who_adds(self) -> str:
+        """The party that adds the noise, and the adversary against which the clients' noise suffices."""
+        who = _NOISE_BY[self.noise_by]
+        if self.noise_by != "clients" or not self.honest_min:
+            return who
+        with_it = f" and {count_of(self.colluders, 'client')} that may work together with it" if self.colluders else ""
+        members = count_of(self.honest_min + self.colluders, "member")
+        return (
+            f"{who}, so that it holds against the coordinator{with_it}: a sum has at least {members}, and the noise of "
+            f"any {self.honest_min} of them suffices"
         )
 
     @property

@@ -24,6 +24,7 @@ from atoll.ground.strict_json import (
     refuse,
     sha256_hex,
 )
+from atoll.protocol.secure.privacy_terms import read_privacy
 from atoll.protocol.secure.session_size import (
     ATTEMPTS_MAX,
     BYTES_MAX,
@@ -64,7 +65,7 @@ class Terms:
         ranges: digest of the exponents of the tensors' ranges, by `ranges_digest`.
         members_max: most members, for which the words do not overflow.
         threshold: rule of the least number that opens a sum: "two_thirds", or a number in decimal digits.
-        privacy: terms of differential privacy, JSON; empty: none.
+        privacy: terms of differential privacy, a text (`privacy_terms`); empty: none.
         receivers: aggregation ranks that get parts of the masked update.
         metrics: of the training, or of the evaluation, whose sums are added, by name, each with its number of sums.
     """
@@ -156,6 +157,7 @@ def read_terms(data: bytes) -> Terms:
     for name in ("model", "layout", "ranges"):
         sha256_hex(found[name], f"terms.{name}")
     _check_threshold(found["threshold"], found["members_max"])
+    _check_privacy(found)
     receivers = items_of(found["receivers"], "terms.receivers", num_max=4096)
     ranks = [integer(rank, "terms.receivers", low=0, high=4095) for rank in receivers]
     if ranks != sorted({*ranks}):
@@ -187,6 +189,18 @@ def _check_threshold(rule: object, members_max: int) -> None:
     is_count = type(rule) is str and rule.isascii() and rule.isdecimal() and len(rule) <= 2 and rule == str(int(rule))
     if not is_count or not 2 <= int(str(rule)) <= members_max:
         refuse("terms.threshold", rule, f"{TWO_THIRDS!r}, or a count from 2 to {members_max} as a string")
+
+
+def _check_privacy(found: dict[str, Any]) -> None:
+    """Check the privacy of terms, beside which nothing that depends on data is added."""
+    privacy = read_privacy(found["privacy"])
+    if privacy is None:
+        return
+    if found["purpose"] != "update" or found["metrics"] or found["examples_max"]:
+        refuse("terms.privacy", "a guarantee for clients", "no metrics, and equal weights, in a sum of updates")
+    if privacy.sum_min > found["members_max"]:
+        allowed = f"honest_min + colluders of at most members_max = {found['members_max']}"
+        refuse("terms.privacy", f"{privacy.honest_min} + {privacy.colluders}", allowed)
 
 
 def _exact(number: float) -> str:

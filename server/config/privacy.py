@@ -2,20 +2,25 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from atoll.ground.printable import count_of
+from atoll.protocol.privacy.adaptive_clip import AdaptiveClip
 from atoll.protocol.privacy.gaussian import mu_within, noise_multiplier_of
+from atoll.protocol.secure.session_size import MEMBERS_MAX
 from atoll.protocol.settings import STRICT
 from atoll.server.config.aggregation import AggregationConfig
 from atoll.server.config.example_privacy import OF_EXAMPLES, ExampleTerms, steps_of
 from atoll.server.config.exclusion import excluded, shown
 from atoll.server.config.model import ModelConfig, StopConfig
+from atoll.server.config.secure import SecureConfig
 from atoll.server.rounds.policy import StragglerPolicy
-from atoll.server.rounds.privacy_rules import PrivacyRules
+from atoll.server.rounds.privacy_rules import PrivacyRules, SharedRules
+from atoll.server.rounds.secure_rules import SecureRules
 from atoll.tensors.layout import BESIDE, FLOATS, Layout
 
 _Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
@@ -59,6 +64,20 @@ class PrivacyConfig(BaseModel):
     """Probability with which each example of a site takes part in a step, independently of all others, the same at all
     sites; absent: refused for examples, and the only way for clients."""
 
+    clip: Literal["fixed", "adaptive"] = "fixed"
+    """Clip norm: "fixed", or "adaptive": it begins at `clip_norm` and follows a quantile of the lengths of updates,
+    which each round counts with noise. Both parts of a round cost what one costs with a fixed norm."""
+
+    clip_quantile: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
+    """Share of updates that "adaptive" leaves unclipped; absent: 0.5."""
+
+    clip_learning_rate: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] | None = None
+    """Step of "adaptive" in the logarithm of the clip norm; absent: 0.2."""
+
+    clip_sigma: _Positive | None = None
+    """Standard deviation of the noise of the count for "adaptive", in clients: above half of `noise_multiplier`;
+    absent: a twentieth of `round.cohort_size`, and at least five times `noise_multiplier`."""
+
     mechanism: Literal["gaussian"] = "gaussian"
     """Noise of a round, or of a step: "gaussian", independent of others."""
 
@@ -66,8 +85,57 @@ class PrivacyConfig(BaseModel):
     """Most rounds in whose sum one client's updates are; a client that has been in as many is no candidate any more;
     absent: `rounds`."""
 
-    noise_by: Literal["coordinator", "site"] = "coordinator"
-    """The party that adds the noise, and is trusted to: "coordinator"; for examples "site", each for its own."""
+    noise_by: Literal["coordinator", "clients", "site"] = "coordinator"
+    """The party that adds the noise: "coordinator", which is trusted to; or "clients", each a share inside its secure
+    sum (`[secure]`), so that the guarantee holds against the coordinator, too; for examples "site", each for its
+    own."""
+
+    honest_min: Annotated[int, Field(ge=1, le=MEMBERS_MAX)] | None = None
+    """Of noise by the clients: the fewest honest members of a sum. Each member adds 1 / `honest_min` of the variance,
+    and none takes part in a sum of fewer than `honest_min` + `colluders`; absent: the threshold of the smallest session
+    of a whole cohort, less `colluders`."""
+
+    colluders: Annotated[int, Field(ge=0, le=MEMBERS_MAX)] | None = None
+    """Of noise by the clients: members of a sum that may work together with the coordinator and tell it their shares of
+    the noise; absent: 1. A site refuses fewer than its policy's `colluders_max`."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the clients add the noise."""
+        return self.noise_by == "clients"
+
+    @property
+    def colluders_assumed(self) -> int:
+        """Number of colluders against which the noise suffices."""
+        return 1 if self.colluders is None else self.colluders
+
+    def honest_of(self, secure: SecureRules, cohort: int) -> int:
+        """Return h, the fewest honest members of a sum; below 1: no session has any.
+
+        Args:
+            secure: of the secure sums.
+            cohort: clients of a round.
+        """
+        if self.honest_min is not None:
+            return self.honest_min
+        smallest = min(secure.sizes(cohort), default=0)
+        return secure.threshold_of(smallest) - self.colluders_assumed
+
+    def of_sums(self, secure: SecureRules, rounds: int, cohort: int) -> SecureRules:
+        """Return the rules of secure sums with those of their privacy.
+
+        Args:
+            secure: of the sums.
+            rounds: of the run.
+            cohort: clients of a round.
+        """
+        from atoll.tensors.secure.vector import share_of_noise  # it imports numpy
+
+        if not self.is_shared:
+            return replace(secure, is_private=True, metrics=())
+        honest = max(1, self.honest_of(secure, cohort))
+        share = share_of_noise(secure.bits, self.rules(rounds, cohort).noise_multiplier, honest)
+        return replace(secure, is_private=True, metrics=(), share=share, sum_min=honest + self.colluders_assumed)
 
     @model_validator(mode="before")
     @classmethod
@@ -80,7 +148,7 @@ class PrivacyConfig(BaseModel):
     def faults_of_unit(self) -> Iterator[str]:
         """Yield what the unit lacks, or is of the other one; the same sentences as of a centralized training."""
         if (self.unit == "example") != (self.noise_by == "site"):
-            out = '"site"' if self.unit == "example" else '"coordinator"'
+            out = '"site"' if self.unit == "example" else '"coordinator", "clients"'
             why = f'privacy.noise_by: got "{self.noise_by}", and with privacy.unit = "{self.unit}"'
             yield f"{why} others add the noise: allowed is {out}"
         if self.unit == "example" and self.sample_rate is None:
@@ -124,23 +192,63 @@ class PrivacyConfig(BaseModel):
             "epsilon": self.epsilon,
             "delta": self.delta,
             "participations_max": uses,
+            **({"clip": self.clip, "clip_quantile": self.clip_quantile or 0.5} if self.clip == "adaptive" else {}),
         }
 
-    def rules(self, rounds: int) -> PrivacyRules:
-        """Return the rules of a guarantee for clients, for the run's machine."""
-        uses = self.participations_max or rounds
-        return PrivacyRules(
-            epsilon=self.epsilon,
-            delta=self.delta,
-            noise_multiplier=self.noise_multiplier or noise_multiplier_of(self.epsilon, self.delta, uses),
-            clip_norm=self.clip_norm,
-            participations_max=uses,
-            spent_max=mu_within(self.epsilon, self.delta) ** 2,
-        )
+    def rules(self, rounds: int, cohort_size: int, honest_min: int = 0) -> PrivacyRules:
+        """Return the rules of a guarantee for clients, for the run's machine.
 
-    def faults_of_budget(self, rounds: int) -> Iterator[str]:
+        Args:
+            rounds: of the run.
+            cohort_size: fixed number of clients of a round.
+            honest_min: of noise by the clients, the fewest honest members of a sum.
+        """
+        uses = self.participations_max or rounds
+        z = self.noise_multiplier or noise_multiplier_of(self.epsilon, self.delta, uses)
+        values: dict[str, Any] = {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "noise_multiplier": z,
+            "clip_norm": self.clip_norm,
+            "participations_max": uses,
+            "spent_max": mu_within(self.epsilon, self.delta) ** 2,
+        }
+        if not self.is_shared:
+            return PrivacyRules(**values, adaptive=self._adaptive(z, cohort_size))
+        return SharedRules(**values, honest_min=honest_min, colluders=self.colluders_assumed)
+
+    def _adaptive(self, z: float, cohort_size: int) -> AdaptiveClip | None:
+        if self.clip == "fixed":
+            return None
+        sigma = self.clip_sigma or max(cohort_size / 20.0, 5.0 * z)
+        return AdaptiveClip(self.clip_quantile or 0.5, self.clip_learning_rate or 0.2, sigma, cohort_size)
+
+    def faults_of_clip(self, rounds: int, cohort_size: int, *, is_secure: bool) -> Iterator[str]:
+        """Yield the settings of an adaptive clip norm that have no effect, or whose count costs more than the round."""
+        given = {name: getattr(self, name) for name in ("clip_quantile", "clip_learning_rate", "clip_sigma")}
+        if self.clip == "fixed":
+            for name, value in given.items():
+                if value is not None:
+                    what = f"privacy.{name}: got {value:g}, and the clip norm is fixed"
+                    yield f'{what}: allowed with privacy.clip = "adaptive"'
+            return
+        if self.noise_by != "coordinator":
+            why = f'privacy.noise_by is "{self.noise_by}", and only the coordinator counts the updates within the norm'
+            yield _fault("privacy.clip", self.clip, why, '"fixed"')
+            return
+        if is_secure:
+            yield _fault("privacy.clip", self.clip, "masked updates have [secure], and no length to count", '"fixed"')
+            return
+        rules = self.rules(rounds, cohort_size)
+        assert rules.adaptive is not None
+        if (z := rules.noise_multiplier) >= 2.0 * rules.adaptive.sigma:
+            why = f"the count alone would cost more than a round with noise multiplier {z:.6g}"
+            out = f"more than {z / 2.0:.6g}, such as {5.0 * z:.6g}, or none"
+            yield _fault("privacy.clip_sigma", rules.adaptive.sigma, why, out)
+
+    def faults_of_budget(self, rounds: int, cohort_size: int) -> Iterator[str]:
         """Yield the fault of a budget that does not allow a single round."""
-        rules = self.rules(rounds)
+        rules = self.rules(rounds, cohort_size)
         if not rules.allows(0.0, 0):
             one = rules.epsilon_of(rules.cost)
             out = f"at least {noise_multiplier_of(self.epsilon, self.delta):.6g}, or a larger epsilon"
@@ -157,15 +265,17 @@ class PrivacyConfig(BaseModel):
         if policy.partial_work == "scaled":
             yield _fault("round.partial_work", policy.partial_work, "all weights are equal", '"accept", "refuse"')
         yield from self.faults_of_delta(max(policy.cohort_size, policy.min_available))
+        if self.is_shared:
+            return  # its sums are in words, whose room `faults_of_secure` checks
         from atoll.aggregation.noise.private_sum import fault_of_sum  # it imports numpy
 
-        z = self.rules(rounds).noise_multiplier
+        z = self.rules(rounds, policy.cohort_size).noise_multiplier
         if fault := fault_of_sum(policy.cohort_size, z):
             yield f"privacy.noise_multiplier: {fault}: allowed is more noise, or a smaller round.cohort_size"
 
     def faults_of_delta(self, num_clients: int) -> Iterator[str]:
         """Yield the fault of a delta that allows to publish one client, where this is the least number of clients."""
-        if self.delta >= 1.0 / num_clients:
+        if self.unit == "client" and self.delta >= 1.0 / num_clients:
             why = f"1 / {num_clients} or more allows to publish one of {count_of(num_clients, 'client')} unprotected"
             safe = 10.0 ** -math.ceil(math.log10(num_clients) + 1.0)
             yield _fault("privacy.delta", self.delta, why, f"less than 1 / {num_clients}, such as {safe:g}")
@@ -220,14 +330,68 @@ class PrivacyConfig(BaseModel):
             out = "a run of rounds, for a Flower app program.native = true: run it natively"
             yield _fault("program.main", main, "the program releases what it makes of single replies", out)
 
-    def faults_of_secure(self, is_secure: bool) -> Iterator[str]:
-        """Yield the fault of secure sums beside noise of the coordinator."""
-        if is_secure:
-            why = "the run has [secure], too, and a masked update cannot be clipped here"
-            yield f"privacy: {why}: allowed is one of the two tables, as noise inside secure sums is not built yet"
+    def faults_of_secure(self, secure: SecureConfig | None, policy: StragglerPolicy, rounds: int) -> Iterator[str]:
+        """Yield the faults of the parties that add the noise, and of secure sums that cannot hold it."""
+        if not self.is_shared:
+            for name in ("honest_min", "colluders"):
+                if (given := getattr(self, name)) is not None:
+                    out = f'no {name}, or noise_by = "clients"'
+                    yield _fault(f"privacy.{name}", given, "the coordinator adds the noise", out)
+        if secure is None:
+            if self.is_shared:
+                what = "the clients add their shares of the noise inside secure sums, and the run has no [secure]"
+                yield _fault("privacy.noise_by", self.noise_by, what, '"coordinator", or a table [secure]')
+            return
+        if secure.clip_norm != self.clip_norm:
+            what = f"each site clips its update once, and privacy.clip_norm is {self.clip_norm:g}"
+            yield _fault("secure.clip_norm", secure.clip_norm, what, f"{self.clip_norm:g}")
+        if secure.metrics:
+            what = "their sums would be released without noise"
+            yield _fault("secure.metrics", sorted(secure.metrics), what, "no metrics")
+        yield from self._faults_of_sums(secure.rules(), policy, rounds)
 
-    def notices(self, rounds: int) -> Iterator[str]:
+    def _faults_of_sums(self, secure: SecureRules, policy: StragglerPolicy, rounds: int) -> Iterator[str]:
+        """Yield the faults of the sizes of sessions, and of words without room for the noise."""
+        from atoll.tensors.secure.vector import fault_of_noise, share_of_noise  # it imports numpy
+
+        sizes = secure.sizes(policy.cohort_size)
+        if policy.is_asynchronous or not sizes:
+            return  # the faults of secure sums
+        z, out = (
+            self.rules(rounds, policy.cohort_size).noise_multiplier,
+            "secure.bits = 64, or another noise_multiplier",
+        )
+        if not self.is_shared:
+            if fault := fault_of_noise(secure.bits, 1, share_of_noise(secure.bits, z, 1)):
+                yield f"privacy.noise_multiplier: {fault}: allowed is {out}"
+            return
+        honest, colluders = self.honest_of(secure, policy.cohort_size), self.colluders_assumed
+        smallest, number = min(sizes), honest + colluders
+        threshold = secure.threshold_of(smallest)
+        if honest < 1 or 2 * threshold <= smallest + colluders:
+            most = min(threshold - 1, 2 * threshold - smallest - 1)
+            what = f"{threshold} of the {smallest} members of a session open its sum"
+            yield _fault("privacy.colluders", colluders, what, f"0 to {most}, or a larger round.cohort_size")
+            return
+        if number > smallest:
+            what = f"with {count_of(colluders, 'colluder')} a sum would have {number} of the {smallest} in a session"
+            yield _fault("privacy.honest_min", honest, what, f"1 to {smallest - colluders}")
+            return
+        if policy.quorum_count < number:
+            what = f"a sum has at least {number} members, {honest} honest ones and {colluders}"
+            out = f"{number} to {policy.cohort_size}, or a smaller privacy.honest_min, which adds more noise"
+            yield _fault("round.quorum", policy.quorum, what, out)
+        largest = max(size for clients in {policy.cohort_size, policy.num_invited} for size in secure.sizes(clients))
+        if fault := fault_of_noise(secure.bits, largest, share_of_noise(secure.bits, z, honest)):
+            yield f"privacy.noise_multiplier: {fault}: allowed is {out}"
+
+    def notices(self, rounds: int, secure: SecureConfig | None) -> Iterator[str]:
         """Yield what is allowed and probably not meant."""
+        if self.is_shared and secure is not None and secure.sessions > 1:
+            yield (
+                f"secure.sessions: {secure.sessions} sums have their noise each, which together is "
+                f'{math.sqrt(secure.sessions):.3g} times that of one: privacy.noise_by = "clients" needs no more than 1'
+            )
         if self.epsilon > 10:
             yield f"privacy.epsilon: {self.epsilon:g} promises little: docs/privacy.md says what epsilon means"
         if self.unit == "example":
@@ -248,9 +412,19 @@ def without_statistics(task: str, run_id: str | None) -> str:
     )
 
 
-def faults_of_layout(layout: Layout, buffers: frozenset[str], rules: PrivacyRules) -> Iterator[str]:
-    """Yield the tensors of a model that a guarantee for clients cannot cover."""
+def faults_of_layout(
+    layout: Layout, buffers: frozenset[str], rules: PrivacyRules, secure: SecureRules | None = None
+) -> Iterator[str]:
+    """Yield the tensors of a model that a guarantee for clients cannot cover.
+
+    Args:
+        layout: of the tensors that travel.
+        buffers: the float tensors that no optimizer trains.
+        rules: of the privacy.
+        secure: of secure sums; None: updates are plain.
+    """
     from atoll.aggregation.noise.private_sum import clip_to, exponent_of
+    from atoll.tensors.secure.plan import Encoding
 
     for what, names in (
         ("whole numbers, to which no noise is added", [t.name for t in layout if t.dtype not in FLOATS]),
@@ -263,6 +437,11 @@ def faults_of_layout(layout: Layout, buffers: frozenset[str], rules: PrivacyRule
             yield f"privacy: updates of this model have {what}: {shown}: allowed is {out}"
     values = sum(tensor.num_elements for tensor in layout if tensor.dtype in FLOATS)
     try:
-        clip_to(rules.clip_norm, exponent_of(rules.noise_multiplier * rules.clip_norm), values)
+        if secure is not None:
+            exponents = (0,) * sum(tensor.dtype in FLOATS for tensor in layout)
+            encoding = Encoding(bits=secure.bits, clip_norm=secure.clip_norm, exponents=exponents, is_private=True)
+            encoding.factor(1, 0.0, values)
+        else:
+            clip_to(rules.clip_norm, exponent_of(rules.sum_multiplier * rules.clip_norm), values)
     except ValueError as fault:
         yield f"privacy.noise_multiplier: {fault}"

@@ -28,6 +28,7 @@ from atoll.server.rounds.oort_pacer import PACER_WINDOW
 from atoll.server.rounds.policy import Seconds, SecondsOrNone, StragglerPolicy
 from atoll.server.rounds.privacy_rules import PrivacyRules
 from atoll.server.rounds.run_rules import RunRules, Source, WaitRules
+from atoll.server.rounds.secure_rules import SecureRules
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler
 from atoll.task.apps import is_app
@@ -292,7 +293,10 @@ class RunConfig(BaseModel):
     def _privacy_rules(self) -> PrivacyRules | None:
         if self._hides_clients:
             assert self.privacy is not None
-            return self.privacy.rules(self.rounds)
+            if self.secure is None or not self.privacy.is_shared:
+                return self.privacy.rules(self.rounds, self.round.cohort_size)
+            honest = self.privacy.honest_of(self.secure.rules(), self.round.cohort_size)
+            return self.privacy.rules(self.rounds, self.round.cohort_size, honest)
         return None if (terms := self._of_examples) is None else rules_of(terms)
 
     @property
@@ -341,9 +345,16 @@ class RunConfig(BaseModel):
             weighs=self.aggregation.weighs,
             unevaluated_max=UNEVALUATED_MAX if is_app(self.task) else 0,
             wait=WaitRules(self.wait.most, self.wait.then),
-            secure=None if self.secure is None else self.secure.rules(),
+            secure=self.secure_rules,
             privacy=self._privacy_rules,
         )
+
+    @property
+    def secure_rules(self) -> SecureRules | None:
+        """The rules of secure sums, with those of their privacy; None: updates are plain."""
+        if self.secure is None or self.privacy is None or not self._hides_clients:
+            return None if self.secure is None else self.secure.rules()
+        return self.privacy.of_sums(self.secure.rules(), self.rounds, self.round.cohort_size)
 
     @model_validator(mode="after")
     def _tables_fit_together(self) -> "RunConfig":
@@ -384,11 +395,12 @@ class RunConfig(BaseModel):
     def _faults_of_privacy(self, privacy: PrivacyConfig) -> Iterator[str]:
         """Yield the settings of other tables that a guarantee for clients or examples excludes."""
         yield from privacy.faults_of_unit()
+        yield from privacy.faults_of_clip(self.rounds, self.round.cohort_size, is_secure=self.secure is not None)
         if privacy.unit == "example":
             yield from self._faults_of_examples()
             return
-        yield from privacy.faults_of_budget(self.rounds)
-        yield from privacy.faults_of_secure(self.secure is not None)
+        yield from privacy.faults_of_budget(self.rounds, self.round.cohort_size)
+        yield from privacy.faults_of_secure(self.secure, self.round, self.rounds)
         yield from privacy.faults_of_program(self.program.main)
         yield from privacy.faults_of_rounds(self.round, self.rounds)
         yield from privacy.faults_of_aggregation(self.aggregation)
@@ -418,7 +430,9 @@ class RunConfig(BaseModel):
     def notices(self) -> list[str]:
         """Settings that are allowed and probably not meant, a sentence each."""
         found = [self.round.warning_of_staleness(), self.secure.notice_of_rounds(self.round) if self.secure else ""]
-        return [line for line in (*found, *(self.privacy.notices(self.rounds) if self.privacy else ())) if line]
+        return [
+            line for line in (*found, *(self.privacy.notices(self.rounds, self.secure) if self.privacy else ())) if line
+        ]
 
     def _faults_of_schedules(self) -> Iterator[str]:
         """Yield the local settings with two starts, or with a list beside a fixed value."""

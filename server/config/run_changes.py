@@ -48,9 +48,15 @@ ONE_FROM_THE_BEGINNING = (
     "privacy.delta",
     "privacy.noise_multiplier",
     "privacy.clip_norm",
+    "privacy.clip",
+    "privacy.clip_quantile",
+    "privacy.clip_learning_rate",
+    "privacy.clip_sigma",
     "privacy.mechanism",
     "privacy.sample_rate",
     "privacy.noise_by",
+    "privacy.honest_min",
+    "privacy.colluders",
 )
 """Tables and settings that determine the state of a run, or that its sites have approved."""
 

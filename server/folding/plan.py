@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from atoll.aggregation.fold.means import Total, totals_of
-from atoll.aggregation.noise.private_sum import clip_to, exponent_of
+from atoll.aggregation.noise.private_sum import PrivateSums, clip_to, exponent_of
 from atoll.aggregation.rules.coordinate import clip_factors
 from atoll.ground.noise.key import key_of
 from atoll.protocol.manifest import VersionManifest
@@ -22,7 +22,10 @@ from atoll.server.journal.codec import decode, encode
 from atoll.server.rounds.events import Aggregate
 from atoll.server.rounds.privacy_rules import PrivacyRules
 from atoll.tensors.layout import BESIDE, FLOATS, Layout
+from atoll.tensors.noise.discrete_gaussian import DiscreteGaussian
+from atoll.tensors.noise.grid_noise import GridNoise
 from atoll.tensors.secure.plan import Encoding
+from atoll.tensors.secure.vector import share_of_noise
 
 
 class Known(Protocol):
@@ -97,6 +100,11 @@ class PlannedSums:
     examples_max: int
     metrics: tuple[tuple[str, int], ...]
     sessions: tuple[PlannedSession, ...]
+    is_private: bool = False
+    share: float = 0.0
+    """Standard deviation of the noise that each member has added [steps]."""
+    noise: "PlannedNoise | None" = None
+    """Of private sums: their divisor, and the noise to add, in steps; a deviation of 0: the members have added it."""
 
     @property
     def encoding(self) -> Encoding:
@@ -107,7 +115,22 @@ class PlannedSums:
             exponents=self.exponents,
             examples_max=self.examples_max,
             metrics=self.metrics,
+            is_private=self.is_private,
+            share=self.share,
         )
+
+    @property
+    def private(self) -> PrivateSums | None:
+        """What makes the sums private; None: they are not."""
+        if (noise := self.noise) is None:
+            return None
+        return PrivateSums(
+            noise.divisor, GridNoise(noise.deviation, bytes.fromhex(noise.key)) if noise.deviation else None
+        )
+
+
+COUNT_BITS = 10
+"""Binary digits after the point of a count with noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,18 +157,50 @@ class Private:
     cohort_size: int
     noise: bytes = field(repr=False)
 
-    def clip_factors(self, norms: Sequence[float], layout: Layout) -> Sequence[float]:
-        """Return the factor of each update that keeps it within the clip norm, after it is rounded to the grid."""
+    def clip_factors(self, norms: Sequence[float], layout: Layout, clip_norm: float = 0.0) -> Sequence[float]:
+        """Return the factor of each update that keeps it within the clip norm, after it is rounded to the grid.
+
+        Args:
+            norms: of the updates.
+            layout: of the model.
+            clip_norm: of the round; 0: the one of the settings.
+        """
         values = sum(tensor.num_elements for tensor in layout if tensor.dtype in FLOATS)
-        exponent = exponent_of(self.rules.noise_multiplier * self.rules.clip_norm)
-        return clip_factors(norms, clip_to(self.rules.clip_norm, exponent, values))
+        clip_norm = clip_norm or self.rules.clip_norm
+        exponent = exponent_of(self.rules.sum_multiplier * clip_norm)
+        return clip_factors(norms, clip_to(clip_norm, exponent, values))
 
     def planned(self, effect: Aggregate, base: Digest) -> PlannedNoise:
         """Return the noise of a set of updates: the same when its fold is repeated, another one for another set."""
+        key = self._key_of_set(effect, base)
+        clip_norm = effect.clip_norm or self.rules.clip_norm
+        return PlannedNoise(self.rules.sum_multiplier * clip_norm, self.cohort_size, key.hex())
+
+    def next_clip_norm(self, effect: Aggregate, base: Digest, norms: Sequence[float]) -> float:
+        """Return the clip norm of the round after a set of updates, by a count with noise; 0: it is fixed.
+
+        The noise is the same when the fold is repeated, and another one for another set.
+        """
+        adaptive = self.rules.adaptive
+        if adaptive is None:
+            return 0.0
+        clip_norm = effect.clip_norm or self.rules.clip_norm
+        halves = sum(1 if norm <= clip_norm else -1 for norm in norms)
+        deviation = math.ldexp(adaptive.sigma, COUNT_BITS)
+        (noise,) = DiscreteGaussian(deviation).sample(self._key_of_set(effect, base, "count"), 1).tolist()
+        return adaptive.next_norm(clip_norm, math.ldexp((halves << (COUNT_BITS - 1)) + noise, -COUNT_BITS))
+
+    def planned_of_sums(self, effect: Aggregate, base: Digest, bits: int) -> PlannedNoise:
+        """Return the noise to add to opened sums, in steps; none if their members have added it."""
+        if self.rules.noise_by == "clients":
+            return PlannedNoise(0.0, self.cohort_size, "")
+        deviation = share_of_noise(bits, self.rules.noise_multiplier, 1)
+        return PlannedNoise(deviation, self.cohort_size, self._key_of_set(effect, base).hex())
+
+    def _key_of_set(self, effect: Aggregate, base: Digest, mechanism: str = "gaussian") -> bytes:
         contributed = "".join(sorted(contribution.digest for contribution in effect.contributions))
         of_set = hashlib.sha256(contributed.encode()).hexdigest()
-        key = key_of(self.noise, "private sum", effect.round_id, base, of_set, "gaussian")
-        return PlannedNoise(self.rules.noise_multiplier * self.rules.clip_norm, self.cohort_size, key.hex())
+        return key_of(self.noise, "private sum", effect.round_id, base, of_set, mechanism)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +279,7 @@ def plan_of(
     """
     of_updates = [metas[contribution.digest] for contribution in effect.contributions]
     norms = [_float_norm(meta, base.layout) for meta in of_updates]
-    bounds = method.factors(norms) if private is None else private.clip_factors(norms, base.layout)
+    bounds = method.factors(norms) if private is None else private.clip_factors(norms, base.layout, effect.clip_norm)
     base_digest = digest_of_version(effect.base_version)
     weights, factors = weights_and_factors(effect, method, bounds)
     nova = method.normalized(weights, (meta.steps for meta in of_updates))
@@ -252,6 +307,14 @@ def plan_of(
         round_id=effect.round_id,
         noise=None if private is None else private.planned(effect, base_digest),
     )
+
+
+def next_clip_norm(
+    effect: Aggregate, base: VersionManifest, base_digest: Digest, metas: Mapping[Digest, Known], private: Private
+) -> float:
+    """Return the clip norm of the round after this one; 0: it is fixed. Arguments as of `plan_of`."""
+    norms = [_float_norm(metas[contribution.digest], base.layout) for contribution in effect.contributions]
+    return private.next_clip_norm(effect, base_digest, norms)
 
 
 def weights_and_factors(

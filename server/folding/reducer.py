@@ -33,7 +33,7 @@ from atoll.server.files.run_store import INCOMING_AGE_MAX_S, RunStore
 from atoll.server.files.versions import VersionFile, Versions
 from atoll.server.folding.evaluator import Evaluator
 from atoll.server.folding.method import Method
-from atoll.server.folding.plan import FoldPlan, Private, plan_of
+from atoll.server.folding.plan import FoldPlan, Private, next_clip_norm, plan_of
 from atoll.server.folding.sums import SumsFolded, plan_of_sums, sessions_of
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
 from atoll.server.rounds.events import Aggregate
@@ -143,6 +143,19 @@ class Reducer(Versions):
         )
         return plan, metas
 
+    async def next_clip_norm(self, effect: Aggregate) -> float:
+        """Return the clip norm of the private round after a folded one; 0: it is fixed, or the run is not private."""
+        private = private_of(self._settings, self.noise)
+        if private is None or private.rules.adaptive is None:
+            return 0.0
+        return await begin_on_thread(self._folding, self._next_clip_norm, effect, private)
+
+    def _next_clip_norm(self, effect: Aggregate, private: Private) -> float:
+        rows = self._accepted([c.digest for c in effect.contributions])
+        metas = {digest: decode_meta(row.meta, where=f"update {digest}") for digest, row in rows.items()}
+        base = self.version(effect.base_version)
+        return next_clip_norm(effect, base.manifest, base.digest, metas, private)
+
     async def fold_sums(self, effect: Aggregate) -> SumsFolded:
         """Fold the opened secure sums of a round into the next version, which is durable on return.
 
@@ -171,16 +184,17 @@ class Reducer(Versions):
     def _plan_of_sums(
         self, effect: Aggregate, rows: "Mapping[Digest, UpdateRow]"
     ) -> tuple[FoldPlan, dict[Digest, StoredUpdateMeta]]:
-        secure = self._settings.secure
-        assert secure is not None
+        rules = self._settings.secure_rules
+        assert rules is not None
         metas = {digest: decode_meta(row.meta, where=f"update {digest}") for digest, row in rows.items()}
         plan = plan_of_sums(
             effect,
             self.version(effect.base_version),
             metas,
-            rules=secure.rules(),
+            rules=rules,
             buffers=read_buffers(self.store.version_path(Version(0))),
             settings=(self._settings.aggregation, self._settings.optimizer_at(effect.base_version + 1)),
+            private=private_of(self._settings, self.noise),
         )
         return plan, metas
 
@@ -232,11 +246,11 @@ class Reducer(Versions):
 
 
 def private_of(settings: RunConfig, noise: bytes) -> Private | None:
-    """Return what the plan of a private sum needs; None: the coordinator adds no noise."""
-    if settings.privacy is None or settings.privacy.noise_by != "coordinator":
-        return None
+    """Return what the plan of a private sum needs; None: the run has no guarantee for clients."""
     rules = settings.rules.privacy
-    return None if rules is None else Private(rules, settings.round.cohort_size, noise)
+    if rules is None or rules.noise_by == "site":
+        return None
+    return Private(rules, settings.round.cohort_size, noise)
 
 
 def fold_version(
@@ -356,6 +370,7 @@ def step_of(plan: FoldPlan, layout: Layout, method: Method, store: RunStore) -> 
         anchor=anchor,
         place=Place(plan.round_id, version, plan.base_digest, shares=plan.shares),
         private=private_sum_of(plan),
+        private_sums=None if plan.sums is None else plan.sums.private,
     )
 
 

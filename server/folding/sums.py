@@ -7,7 +7,7 @@ from atoll.aggregation.masked.fold import Outcome, Session
 from atoll.protocol.vocabulary import Digest
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.files.versions import VersionFile
-from atoll.server.folding.plan import FoldPlan, Known, Planned, PlannedSession, PlannedSums
+from atoll.server.folding.plan import FoldPlan, Known, Planned, PlannedSession, PlannedSums, Private
 from atoll.server.opening.streams import Taken, open_sum
 from atoll.server.rounds.events import Aggregate, Sums
 from atoll.server.rounds.secure_rules import SecureRules
@@ -68,6 +68,7 @@ def plan_of_sums(
     rules: SecureRules,
     buffers: frozenset[str],
     settings: tuple[AggregationConfig, OptimizerConfig],
+    private: Private | None = None,
     streams_of: Callable[[SessionSum], Iterable[Taken]] | None = None,
 ) -> FoldPlan:
     """Plan the fold of a round's secure sums: open each, and name the updates in it.
@@ -79,6 +80,7 @@ def plan_of_sums(
         rules: of the sums.
         buffers: the float tensors that no optimizer trains.
         settings: the settings of the run.
+        private: of a run with differential privacy; None: the sums are not private.
         streams_of: returns the streams to take off a sum; None: those that its reveals open.
 
     Raises:
@@ -115,6 +117,9 @@ def plan_of_sums(
             rules.examples_max,
             rules.metrics,
             tuple(sessions),
+            rules.is_private,
+            rules.share,
+            None if private is None else private.planned_of_sums(effect, base.digest, rules.bits),
         ),
     )
 

@@ -352,7 +352,8 @@ class RunDriver(JournaledDriver[Event, Effect]):
     async def _folded(self, effect: Aggregate) -> Aggregated:
         """Fold a round's updates, or its opened secure sums, and return the event of the result."""
         if not effect.sums:
-            return Aggregated(effect.round_id, await self.reducer.fold(effect))
+            digest = await self.reducer.fold(effect)
+            return Aggregated(effect.round_id, digest, clip_norm=await self.reducer.next_clip_norm(effect))
         sums = await self.reducer.fold_sums(effect)
         return Aggregated(effect.round_id, sums.digest, sums.dropped, sums.ranges, sums.statistics)
 

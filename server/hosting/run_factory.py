@@ -256,9 +256,9 @@ class RunFactory:
         """
         layout = reducer.version(Version(0)).manifest.layout
         privacy = config.rules.privacy
-        if privacy is not None and privacy.noise_by == "coordinator":
+        if privacy is not None and privacy.noise_by != "site":
             buffers = read_buffers(reducer.store.version_path(Version(0)))
-            if faults := [*faults_of_private_layout(layout, buffers, privacy)]:
+            if faults := [*faults_of_private_layout(layout, buffers, privacy, config.rules.secure)]:
                 raise ValueError("\n".join(faults))
         if config.secure is not None and (faults := [*faults_of_layout(layout)]):
             raise ValueError("\n".join(faults))

@@ -98,9 +98,10 @@ class SecureSums:
     def asked(self, effect: AskEvaluation) -> pb.SecureTerms:
         """Return the part of a request for an evaluation with the terms of its sum."""
         assert effect.sum is not None
-        return pb.SecureTerms(terms=self._terms_of_evaluation(effect.version, effect.sum).canonical())
+        return pb.SecureTerms(terms=self.terms_of_evaluation(effect.version, effect.sum).canonical())
 
-    def _terms_of_evaluation(self, version: Version, place: SumPlace) -> Terms:
+    def terms_of_evaluation(self, version: Version, place: SumPlace) -> Terms:
+        """Return the terms of one sum of an open evaluation."""
         return terms_of_evaluation(
             self._config(),
             run_id=self._run_id,
@@ -148,15 +149,16 @@ class SecureSums:
             if sums.is_news_of(event):
                 self.check_keys(sums, of, client_id, keys)
 
-        words = num_bytes_of(self._metrics) if isinstance(sums, SecureEvaluation) else None
+        words = num_bytes_of(self.metrics) if isinstance(sums, SecureEvaluation) else None
         purpose: Purpose = "evaluation" if isinstance(sums, SecureEvaluation) else "update"
         return member_event(client_id, message, purpose, check, words)
 
     @property
-    def _metrics(self) -> Metrics:
-        secure = self._config().secure
-        assert secure is not None
-        return secure.rules().metrics
+    def metrics(self) -> Metrics:
+        """The metrics of the run's sums."""
+        rules = self._config().secure_rules
+        assert rules is not None
+        return rules.metrics
 
     def check_keys(
         self, sums: SecureRound | SecureEvaluation, of: SessionName, client_id: ClientId, keys: MemberKeys
@@ -167,14 +169,14 @@ class SecureSums:
             NotTrusted: they are another client's, of other terms, or not signed by a certified key of this client.
         """
         if isinstance(sums, SecureEvaluation):
-            terms = self._terms_of_evaluation(sums.evaluation.version, sums.place_of(client_id))
+            terms = self.terms_of_evaluation(sums.evaluation.version, sums.place_of(client_id))
         else:
             terms = self.terms(of.round, sums.record.base_version, sums.place_of(client_id))
         check_keys(keys, client_id, terms, self._authorities())
 
     async def open(self, effect: OpenSum) -> Event:
         """Check on a thread what members have revealed, and return the outcome."""
-        metrics = self._metrics if effect.purpose == "evaluation" else ()
+        metrics = self.metrics if effect.purpose == "evaluation" else ()
         return await on_thread(None, opening_of, effect, metrics)
 
 

@@ -1,12 +1,15 @@
 """The terms of a run's secure sums, from its settings and the place of a sum in its round. Pure."""
 
 import json
+import math
 from dataclasses import dataclass, replace
 
+from atoll.protocol.secure.privacy_terms import PrivacyTerms
 from atoll.protocol.secure.session_size import TWO_THIRDS
 from atoll.protocol.secure.terms import Terms, data_digest, ranges_digest
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 from atoll.server.config.run import RunConfig
+from atoll.server.rounds.privacy_rules import SharedRules
 from atoll.server.rounds.secure_rules import SecureRules
 from atoll.server.rounds.session_events import SumPlace
 from atoll.task.given import OPTION
@@ -63,6 +66,7 @@ def terms_of(
         ranges=ranges_digest(place.ranges),
         members_max=members_max(rules),
         threshold=rules.threshold,
+        privacy="" if (privacy := privacy_terms(config)) is None else privacy.text(),
         receivers=tuple(sorted(base.receivers)),
         metrics=rules.metrics,
     )
@@ -147,10 +151,29 @@ def _of_numbers(config: RunConfig, run_id: RunId, task: str, place: SumPlace) ->
     )
 
 
+def privacy_terms(config: RunConfig) -> PrivacyTerms | None:
+    """Return the privacy of a run's secure sums; None: they are not private."""
+    rules = config.rules.privacy
+    if rules is None or rules.noise_by == "site":
+        return None  # a guarantee for examples, whose terms the sites get with the values for the task
+    shared = rules if isinstance(rules, SharedRules) else None
+    return PrivacyTerms(
+        unit="client",
+        noise_by=rules.noise_by,
+        epsilon=rules.epsilon,
+        delta=rules.delta,
+        noise_multiplier=rules.noise_multiplier,
+        participations_max=rules.participations_max,
+        divisor=config.round.cohort_size,
+        honest_min=0 if shared is None else shared.honest_min,
+        colluders=0 if shared is None else shared.colluders,
+    )
+
+
 def _rules(config: RunConfig) -> SecureRules:
-    secure = config.secure
-    assert secure is not None
-    return secure.rules()
+    rules = config.secure_rules
+    assert rules is not None
+    return rules
 
 
 def requests_of(config: RunConfig) -> str:
@@ -166,4 +189,8 @@ def options_text(config: RunConfig) -> str:
 
 def members_max(rules: SecureRules) -> int:
     """Return the most members of a session: of its rules, and of those that the words of its sum can add."""
-    return next(members for members in range(rules.session_max, 0, -1) if not fault_of(rules.bits, members))
+
+    def fits(members: int) -> bool:
+        return not fault_of(rules.bits, members, 10.0 * rules.share * math.sqrt(members))
+
+    return next(members for members in range(rules.session_max, 0, -1) if fits(members))

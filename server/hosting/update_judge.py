@@ -68,8 +68,7 @@ class UpdateJudge(Judge[RunDriver]):
 
     def _expected(self, layout: Layout) -> Layout:
         """Return the tensors of an update, by those of its base version."""
-        secure = self.run.config.secure
-        return expected_layout(layout, None if secure is None else secure.rules())
+        return expected_layout(layout, self.run.config.secure_rules)
 
     def _fault_of_rows(self) -> str:
         """Return why an update cannot be appended to the model; "" if it can, or nothing is appended."""

@@ -428,7 +428,7 @@ class Round(OpenRound):
             by_client = [
                 replace(c, num_examples=cap, scale=1.0) if c.client_id in record.capped else c for c in by_client
             ]
-        return Aggregate(record.round_id, record.base_version, tuple(by_client))
+        return Aggregate(record.round_id, record.base_version, tuple(by_client), clip_norm=record.clip_norm or 0.0)
 
     def aggregated(self, event: Aggregated, now: float) -> Effects:
         """Commit the round: the next version is on disk."""

@@ -175,6 +175,7 @@ class Aggregated:
         dropped: of a round with secure sums, the sessions that count in no version, each with the reason.
         ranges: exponents of the float tensors' ranges in the next round; empty: no secure sums.
         statistics: sums of the training's metrics over the members of all secure sums that count.
+        clip_norm: of the next private round, if it follows the updates; 0: it does not.
     """
 
     round_id: RoundId
@@ -182,6 +183,7 @@ class Aggregated:
     dropped: Mapping[int, str] = field(default_factory=dict)
     ranges: tuple[int, ...] = ()
     statistics: Sums = field(default_factory=dict)
+    clip_norm: float = 0.0
 
 
 @value
@@ -401,6 +403,7 @@ class Aggregate:
     mode: Mode = "sync"
     sums: tuple[SessionSum, ...] = ()  # the opened secure sums; empty: the updates are plain
     ranges: tuple[int, ...] = ()  # as in SumPlace
+    clip_norm: float = 0.0  # of a private round whose clip norm follows the updates; 0: it does not
 
 
 @value

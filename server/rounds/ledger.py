@@ -53,6 +53,7 @@ class Ledger:
     lost: list[Version] = field(default_factory=list)  # versions whose files are lost, until a resume
     restoration: str = ""  # the newest restored backup whose later rounds the operator has named
     ranges: list[int] = field(default_factory=list)  # exponents of the tensors' ranges in the next secure sum
+    clip_norm: float = 0.0  # of the next private round, if it follows the updates; 0: the one of the settings
 
     @property
     def is_open(self) -> bool:

@@ -167,6 +167,10 @@ class Membership:
     def _note_most(self, uses: int, spent: float) -> None:
         self.most_uses, self.most_spent = max(self.most_uses, uses), max(self.most_spent, spent)
 
+    def has_budget(self, client_id: ClientId) -> bool:
+        """Return whether a client may be in a further private sum; without privacy each may."""
+        return not self.members[client_id].is_spent
+
     def follow_budget(self, rules: PrivacyRules) -> None:
         """Apply another budget to all members, after a resume."""
         self.is_unseen_spent = not rules.allows(self.unseen_spent, self.unseen_uses)

@@ -25,6 +25,7 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.membership import Membership
+from atoll.server.rounds.privacy_rules import PrivacyRules
 from atoll.server.rounds.record import CarriedRecord, Outage, RoundRecord
 from atoll.server.rounds.run_rules import RunRules
 from atoll.server.rounds.update_claims import work_scale
@@ -209,7 +210,12 @@ class OpenRound(ABC):
         for client_id in clients:
             self.membership.charge(client_id, rules)
         number = len(clients) + (0 if self.record.charge is None else self.record.charge.clients)
-        self.record.charge = rules.charged(number, self.membership.most_spent, self.membership.most_uses)
+        self._note_charge(rules, number)
+
+    def _note_charge(self, rules: PrivacyRules, clients: int, charges: int = 0) -> None:
+        """Record the charges of this round, by what its most used client has spent in the run."""
+        most = self.membership.most_spent, self.membership.most_uses
+        self.record.charge = rules.charged(clients, *most, charges=charges)
 
     def _audited_charge(self) -> Effects:
         """Return the effect that records the round's charges in the audit log; without any none."""

@@ -1,9 +1,10 @@
 """The rules of differential privacy in a run: its noise, its budget, a client's participations. Pure values."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from atoll.ground.printable import count_of
+from atoll.protocol.privacy.adaptive_clip import AdaptiveClip
 from atoll.protocol.privacy.gaussian import epsilon_of
 from atoll.protocol.privacy.guarantee import EXACT, PLD, RDP, Guarantee, NoiseBy
 from atoll.protocol.privacy.poisson_account import PoissonAccount
@@ -22,6 +23,18 @@ class PrivacyRules:
     """Most sums that one client's updates are in."""
     spent_max: float
     """Largest sum over a client's uses of 1 / z^2 that keeps epsilon and delta."""
+    adaptive: AdaptiveClip | None = field(default=None, kw_only=True)
+    """Rule by which the clip norm, at first `clip_norm`, follows the updates; None: it is fixed."""
+
+    @property
+    def sum_multiplier(self) -> float:
+        """Noise multiplier of the sum: with an adaptive clip norm above z, as the count has its part of the cost."""
+        return self.noise_multiplier if self.adaptive is None else self.adaptive.sum_multiplier(self.noise_multiplier)
+
+    @property
+    def sum_min(self) -> int:
+        """Fewest members of a secure sum for its noise; 0: any number has it."""
+        return 0
 
     @property
     def noise_by(self) -> NoiseBy:
@@ -46,9 +59,12 @@ class PrivacyRules:
         """Return epsilon of a client that has spent this."""
         return epsilon_of(math.sqrt(spent), self.delta)
 
-    def charged(self, clients: int, spent: float, uses: int) -> ChargeRecord:
-        """Return the record of a charge of `clients`, after which the most used one has spent this in `uses` sums."""
-        return ChargeRecord(clients, uses, self.epsilon_of(spent), self.epsilon, self.delta)
+    def charged(self, clients: int, spent: float, uses: int, *, charges: int = 0) -> ChargeRecord:
+        """Return the record of a charge of `clients`, after which the most used one has spent this in `uses` sums.
+
+        `charges`: one for each client and attempt, if the clients add the noise.
+        """
+        return ChargeRecord(clients, uses, self.epsilon_of(spent), self.epsilon, self.delta, charges)
 
     def guarantee(self, spent: float, uses: int) -> Guarantee:
         """Return the guarantee of a run whose most used client has spent this in `uses` sums."""
@@ -61,13 +77,39 @@ class PrivacyRules:
             clip_norm=self.clip_norm,
             uses=uses,
             accountant=EXACT,
-            noise_by="coordinator",
+            noise_by=self.noise_by,
+            quantile=None if self.adaptive is None else self.adaptive.quantile,
         )
 
     def cause_of_end(self, spent: float, rounds: int) -> str:
         """Return why the run ends before the round that would exceed the budget."""
         of = f"epsilon {self.epsilon_of(spent):.6g} of {self.epsilon:g} at delta {self.delta:g}"
         return f"the privacy budget is spent: {of} after {count_of(rounds, 'round')}"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRules(PrivacyRules):
+    """Rules of a run with a guarantee for clients that add the noise themselves, each a share in its secure sum."""
+
+    honest_min: int
+    """Fewest honest members of a sum, whose shares of the noise suffice."""
+    colluders: int
+    """Members of a sum that may tell the coordinator their shares."""
+
+    @property
+    def noise_by(self) -> NoiseBy:
+        """The party that adds the noise."""
+        return "clients"
+
+    @property
+    def sum_min(self) -> int:
+        """Fewest members of a secure sum for its noise."""
+        return self.honest_min + self.colluders
+
+    def guarantee(self, spent: float, uses: int) -> Guarantee:
+        """Return the guarantee of a run whose most used client has spent this in `uses` sums."""
+        central = PrivacyRules.guarantee(self, spent, uses)
+        return replace(central, honest_min=self.honest_min, colluders=self.colluders)
 
 
 @dataclass(frozen=True, slots=True)

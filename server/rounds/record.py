@@ -154,6 +154,7 @@ class ChargeRecord:
     epsilon: float  # of that client
     epsilon_max: float  # the budget
     delta: float
+    charges: int = 0  # of secure sums to which the clients add noise: one for each client and attempt; 0: one a client
 
 
 @dataclass(slots=True)
@@ -198,6 +199,7 @@ class RoundRecord:
     ranges: list[int] = field(default_factory=list)  # exponents of the tensors' ranges after this round
     only_dropped: dict[ClientId, int] = field(default_factory=dict)  # clients that rest, as so many of their sums in a
     # row were dropped for what was added
+    clip_norm: float | None = None  # of a private round whose clip norm follows the updates
     charge: ChargeRecord | None = None  # of a private round that has closed; None: nothing was charged
 
     def with_fate(self, *fates: Fate) -> Iterator[tuple[ClientId, ClientRecord]]:

@@ -35,6 +35,7 @@ def summary(record: RoundRecord) -> dict[str, Any]:
         "ended_at": record.ended_at,
         "seconds": None if record.ended_at is None else round(record.ended_at - record.opened_at, 3),
         "epsilon": None if record.charge is None else record.charge.epsilon,
+        "clip_norm": record.clip_norm,
         "reason": str(reason) if reason else "",
         "detail": record.detail,
     }

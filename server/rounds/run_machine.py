@@ -213,7 +213,8 @@ class RunMachine(Evaluations):
 
         An open round is abandoned: its clients may have spent their budgets since. One that aggregates was closed
         before the backup, and its charge stays; it counts among the later rounds, too, as another fold of it would be
-        another release if the secret of the noise was not in the backup.
+        another release if the secret of the noise was not in the backup. Where the clients add the noise, each attempt
+        of these rounds may have been charged.
         """
         ledger, privacy = self.ledger, self.rules.privacy
         if privacy is None or ledger.restoration == event.restoration:
@@ -222,8 +223,9 @@ class RunMachine(Evaluations):
         closed = ledger.next_round - (1 if self.round is None else 2)
         if (number := event.round_id - closed) <= 0:
             return ()
-        membership = ledger.membership
-        membership.charge_all(number, privacy)
+        membership, secure = ledger.membership, self.rules.secure
+        each = secure.attempts if secure is not None and privacy.noise_by == "clients" else 1
+        membership.charge_all(number * each, privacy)
         charge = privacy.charged(len(membership.members), membership.most_spent, membership.most_uses)
         rounds = f"rounds {closed + 1} to {event.round_id}"
         effects: Effects = (AuditCharge(rounds, charge),)
@@ -389,7 +391,10 @@ class RunMachine(Evaluations):
             return SecureRound(
                 ledger.next_round, ledger.version, self.rules, ledger.membership, tuple(ledger.ranges), now
             )
-        return Round(ledger.next_round, ledger.version, self.rules, ledger.membership, late, now)
+        round_ = Round(ledger.next_round, ledger.version, self.rules, ledger.membership, late, now)
+        if self.rules.privacy is not None and self.rules.privacy.adaptive is not None:
+            round_.record.clip_norm = ledger.clip_norm or self.rules.privacy.clip_norm
+        return round_
 
     def _buffer(self, now: float) -> Buffer:
         ledger, policy = self.ledger, self.rules.policy
@@ -407,7 +412,10 @@ class RunMachine(Evaluations):
 
     def _aggregated(self, event: Aggregated, now: float) -> Effects:
         round_ = self._open(event.round_id)
-        return round_.aggregated(event, now) if round_ else ()
+        if round_ is None:
+            return ()
+        self.ledger.clip_norm = event.clip_norm or self.ledger.clip_norm
+        return round_.aggregated(event, now)
 
     def _session_event(self, event: SessionEvent, now: float) -> Effects:
         """Pass an event of secure sums to their round, or their evaluation."""

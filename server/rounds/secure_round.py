@@ -8,6 +8,9 @@
 The cohort is divided into sessions at random, each of at most `session_max` members. A session that loses too many
 members before its survivors are told makes another attempt: with new keys, over the same encoded updates. A session
 that ends without a sum costs its members this round, and the others nothing.
+
+Where the members add the noise of a private sum, each member is charged for each attempt before it is told its boxes:
+with them its masked update may leave, and whatever becomes of it, nothing is refunded.
 """
 
 import math
@@ -101,6 +104,7 @@ class SecureRound(Round):
         self._sums: list[OneSum] = []
         self._sessions: dict[ClientId, int] = {}
         self._lost_sums: set[int] = set()
+        self._charged: list[ClientId] = []  # for each attempt whose masked updates may leave
         self.record.ranges = [*ranges]
 
     # ------------------------------------------------------------ time
@@ -396,7 +400,8 @@ class SecureRound(Round):
         of.session.opened(names.index(client_id) for client_id in event.wrong)
         of.record.wrong = [*event.wrong]
         of.is_over = of.is_opened = True
-        self._charge(sorted(of.survivors))
+        if not self._is_shared:  # else each attempt was charged
+            self._charge(sorted(of.survivors))
         of.record.stage, of.by = Stage.OPENED, math.inf
         return self._conclude(now)
 
@@ -419,15 +424,15 @@ class SecureRound(Round):
         """Send the roster of a sum, or end it: too few clients have sent keys."""
         names = of.names
         threshold = threshold_of(self._secure.threshold, len(names))
-        if len(names) < MEMBERS_MIN or threshold > len(names):
-            need = f"{threshold}, by {self._threshold_as_set}"
-            if threshold <= MEMBERS_MIN:
+        if len(names) < max(MEMBERS_MIN, threshold, self._secure.sum_min):
+            need = f"{max(threshold, self._secure.sum_min)}, by {self._threshold_as_set}"
+            if max(threshold, self._secure.sum_min) <= MEMBERS_MIN:
                 need = f"{MEMBERS_MIN} in any sum: a larger round.cohort_size or round.deadline"
             reason = f"{count_of(len(names), 'member')} with keys; needed: {need}"
             return self._fails(of, reason, may_repeat=False, now=now)
         roster = Roster(threshold, tuple(of.keys[name] for name in names))
         of.session, of.record.threshold, of.record.num_members = (
-            Session(roster, roster.members[0].terms),
+            Session(roster, roster.members[0].terms, self._secure.sum_min),
             threshold,
             len(names),
         )
@@ -440,13 +445,34 @@ class SecureRound(Round):
         assert session is not None
         before = session.stage
         effects = [*step()]
+        found: Effects = ()
         if session.stage is not before and not session.is_over:
             of.record.stage, of.by = session.stage, now + self._secure.stage_timeout
             if session.stage is Stage.MASKING:  # an upload may take as long as that of a plain update
                 of.by = max(of.by, self.record.deadline or of.by)
-        found = self._carried_out(of, effects, now)
+                found = self._charge_attempt([of.names[position] for position in session.masking])
+        found += self._carried_out(of, effects, now)
         is_last = of.session is session and not of.may_refuse
         return (*found, *self._send_home(of, of.aside, now)) if is_last and not of.is_over else found
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether the members add the noise of a private sum."""
+        return self._privacy is not None and self._privacy.noise_by == "clients"
+
+    def _charge_attempt(self, clients: Iterable[ClientId]) -> Effects:
+        """Charge the members of an attempt that add noise, before the boxes that let their masked updates leave."""
+        if not self._is_shared:
+            return ()
+        assert self._privacy is not None
+        for client_id in sorted(clients):
+            self.membership.charge(client_id, self._privacy)
+            self._charged.append(client_id)
+        self._note_charge(self._privacy, len({*self._charged}), len(self._charged))
+        return super()._audited_charge()
+
+    def _audited_charge(self) -> Effects:
+        return () if self._is_shared else super()._audited_charge()
 
     def _carried_out(self, of: OneSum, effects: Iterable[Tell | OpenWith | Fail], now: float) -> Effects:
         found: Effects = ()
@@ -464,7 +490,8 @@ class SecureRound(Round):
 
     @property
     def _threshold_as_set(self) -> str:
-        return f"secure.threshold = {self._secure.threshold}"
+        noise = f" and privacy.honest_min, of {self._secure.sum_min} members" if self._secure.sum_min else ""
+        return f"secure.threshold = {self._secure.threshold}{noise}"
 
     def _told(self, of: OneSum, tell: Tell) -> TellMember:
         name, number = of.names[tell.position], of.record.session
@@ -474,14 +501,17 @@ class SecureRound(Round):
         """End an attempt without a sum: make another one with the members that are left, or end the session."""
         left = [c for c in of.names if self.record.clients[c].fate in (Fate.JOINED, Fate.REPORTED)]
         left = [c for c in left if (row := self.record.clients[c].sum) is not None and not row.left]
-        out = of.without({*left, *of.aside})
-        left = sorted({*left, *of.aside} - out)
+        spent = {c for c in {*left, *of.aside} if not self.membership.has_budget(c)}  # by the attempt that has failed
+        out = of.without({*left, *of.aside} - spent)
+        left = sorted({*left, *of.aside} - out - spent)
         threshold = threshold_of(self._secure.threshold, len(left))
-        is_enough = len(left) >= MEMBERS_MIN and threshold <= len(left)
+        is_enough = len(left) >= max(MEMBERS_MIN, threshold, self._secure.sum_min)
         gone = [(c, row.left) for c in of.names if (row := self.record.clients[c].sum) is not None and row.left]
         first = f"; {gone[0][0]} has left: {gone[0][1]}" if gone else ""
         others = f" ({count_of(len(gone) - 1, 'other member')} left, too)" if len(gone) > 1 else ""
-        of.record.detail = f"attempt {of.attempt}: {reason}{first}{others}"
+        budget = f"; {count_of(len(spent), 'member')} have no privacy budget for another attempt" if spent else ""
+        of.record.detail = f"attempt {of.attempt}: {reason}{first}{others}{budget}"
+        of.aside -= spent
         if not (may_repeat and is_enough and of.attempt < self._secure.attempts):
             of.is_over, of.record.stage, of.by = True, Stage.FAILED, math.inf
             of.record.left_out = sorted(out)
@@ -495,7 +525,18 @@ class SecureRound(Round):
             self._forget_masked(client_id, now)
         for client_id in out:
             self._put_aside(of, client_id)
-        return tuple(self._invitation(client_id, of.by) for client_id in left)
+        invitations = tuple(self._invitation(client_id, of.by) for client_id in left)
+        return (*self._release_spent(spent, now), *invitations)
+
+    def _release_spent(self, clients: Collection[ClientId], now: float) -> Effects:
+        """Release members whose budget allows no further attempt."""
+        spent = sorted(clients)
+        for each in spent:
+            self._forget_masked(each, now)
+            if (of_sum := self.record.clients[each].sum) is not None:
+                of_sum.left = "its privacy budget allows no further attempt"
+            self._set_fate(each, Fate.STRAGGLER, now)
+        return tuple(Release(each, self.record.round_id, ReleaseReason.ROUND_CLOSED) for each in spent)
 
     def _put_aside(self, of: OneSum, client_id: ClientId) -> None:
         """Record why a client is not in this attempt."""

@@ -32,6 +32,13 @@ class SecureRules:
     metrics: tuple[tuple[str, int], ...] = (("loss", 2),)
     """Metrics of the training whose sums are added, by name, each with its number of sums."""
 
+    is_private: bool = False
+    """Whether the sums have noise for differential privacy, so that nothing else depends on data."""
+    share: float = 0.0
+    """Standard deviation of the noise that each member adds [steps of the sum]; 0: none."""
+    sum_min: int = 0
+    """Fewest members of a sum, for its noise."""
+
     def sizes(self, clients: int) -> tuple[int, ...]:
         """Return the sizes of the sessions into which a round's clients are divided, which differ by at most one.
 

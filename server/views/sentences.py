@@ -27,6 +27,7 @@ def sentences(record: RoundRecord) -> list[str]:
     found += (_in_buffer(row) for row in record.buffer)
     found += [_capped(record)] if record.capped else []
     found += [_charged(record.charge)] if record.charge is not None else []
+    found += [f"Updates are clipped to norm {record.clip_norm:.6g}."] if record.clip_norm is not None else []
     if record.too_old:
         found.append(_too_old(record))
     if record.superseded:
@@ -125,6 +126,8 @@ def _capped(record: RoundRecord) -> str:
 def _charged(charge: ChargeRecord) -> str:
     of = f"epsilon {charge.epsilon:.6g} of {charge.epsilon_max:g} at delta {charge.delta:g}"
     who = f"{_count(charge.clients, 'client')} for a private sum"
+    if charge.charges > charge.clients:
+        who += f", {charge.charges} times in all, as each attempt counts"
     return f"Charged: {who}; the most used client has spent {of} in {_count(charge.uses, 'use')}."
 
 

@@ -78,12 +78,3 @@ class SimulationFile(RunFile):
 
     simulation: SimulationConfig = SimulationConfig()
     """Computation of the clients' training on this machine."""
-
-    @model_validator(mode="after")
-    def _measures_no_sums(self) -> Self:
-        if self.secure is not None and (every := self.evaluation.clients_every):
-            raise ValueError(
-                f"evaluation.clients_every: got {every}, and a simulation adds no metrics of clients in secure sums: "
-                "allowed is 0, with evaluation.server_every"
-            )
-        return self

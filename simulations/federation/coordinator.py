@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
 from atoll.client.session import events as client
-from atoll.protocol.secure.messages import Answer, Gone, MemberKeys
 from atoll.protocol.secure.wire import SessionName
 from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RejectReason, RoundId, RunId, RunState
 from atoll.server.config.run import RunConfig
@@ -26,6 +25,7 @@ from atoll.server.rounds.events import (
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.simulations.federation.host import Client
 from atoll.simulations.federation.timeline import DeadlineTimer, Timeline
+from atoll.simulations.secure.site_sums import Said
 from atoll.task.task import task_name
 
 M = TypeVar("M", RunMachine, ExchangeMachine)
@@ -105,7 +105,7 @@ class Coordinator(ABC, Generic[M]):
     def heard(self, site: Client, message: client.Effect) -> None:
         """Handle a client's report: that it failed, or the result of its evaluation."""
 
-    def heard_in_sum(self, site: Client, of: SessionName, message: MemberKeys | Answer | Gone) -> None:
+    def heard_in_sum(self, site: Client, of: SessionName, message: Said) -> None:
         """Handle a message of a client's member of a session: of a run with secure sums."""
         raise NotImplementedError
 

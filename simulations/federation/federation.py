@@ -293,6 +293,10 @@ class Federation:
             self._forge(effect, self.updates.arrays, self.updates.replace)
         return self.versions.fold(effect, self.updates)
 
+    def next_clip_norm(self, effect: Aggregate) -> float:
+        """Return the clip norm of the private round after a folded one; 0: it is fixed, or the run is not private."""
+        return self.versions.next_clip_norm(effect, self.updates)
+
     def fold_sums(self, effect: Aggregate) -> SumsFolded:
         """Fold the opened secure sums into the next version of the model.
 
@@ -379,7 +383,8 @@ class Federation:
     def clients_evaluated(self, effect: CloseEvaluation) -> None:
         """Record the clients' measurements of a version."""
         measured = self._measured.setdefault(effect.version, Measured())
-        measured.clients = {str(name): dict(sums) for name, sums in effect.answers.items()}
+        answers = effect.answers if effect.sums is None else {OF_SUMS: effect.sums}
+        measured.clients = {str(name): dict(sums) for name, sums in answers.items()}
         measured.max_share = effect.max_share
 
     def run_ended(self) -> None:

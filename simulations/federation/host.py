@@ -31,6 +31,9 @@ class Host(Protocol):
             OSError: a file cannot be read or written.
         """
 
+    def next_clip_norm(self, effect: Aggregate) -> float:
+        """Return the clip norm of the private round after a folded one; 0: it is fixed, or the run is not private."""
+
     def fold_sums(self, effect: Aggregate) -> SumsFolded:
         """Make the next version of the model from opened secure sums.
 

@@ -29,7 +29,7 @@ from atoll.server.config.run import RunConfig
 from atoll.server.files.run_store import RunStore
 from atoll.server.files.versions import VersionFile, Versions, version_file
 from atoll.server.folding.method import Method
-from atoll.server.folding.plan import plan_of, shares_of, trained_of, weights_and_factors
+from atoll.server.folding.plan import next_clip_norm, plan_of, shares_of, trained_of, weights_and_factors
 from atoll.server.folding.reducer import fold_sums, fold_version, private_of
 from atoll.server.folding.sums import SumsFolded, plan_of_sums
 from atoll.server.required.keep import Keep
@@ -114,9 +114,9 @@ class Models(Versions):
             privacy = config.rules.privacy
             if privacy is not None:
                 self.note = "\n".join(filter(None, (self.note, NO_GUARANTEE)))
-            if privacy is None or privacy.noise_by != "coordinator":
+            if privacy is None or privacy.noise_by == "site":
                 return
-            if lacking := [*faults_of_layout(manifest.layout, self.buffers, privacy)]:
+            if lacking := [*faults_of_layout(manifest.layout, self.buffers, privacy, config.secure_rules)]:
                 raise ConfigError(lacking)
 
     def _first(self, bench: Bench) -> tuple[tuple[Piece, ...], str]:
@@ -215,6 +215,15 @@ class Models(Versions):
         )
         return fold_version(self, plan, updates.weighted(plan), self.method, threads=self._threads)
 
+    def next_clip_norm(self, effect: Aggregate, updates: Updates) -> float:
+        """Return the clip norm of the private round after a folded one; 0: it is fixed, or the run is not private."""
+        private = private_of(self._config, _public_noise(self._config))
+        if private is None:
+            return 0.0
+        base = self.version(effect.base_version)
+        metas = updates.metas([contribution.digest for contribution in effect.contributions])
+        return next_clip_norm(effect, base.manifest, base.digest, metas, private)
+
     def fold_sums(self, effect: Aggregate, sums: SimulatedSums) -> SumsFolded:
         """Fold the opened secure sums of a round into the next version.
 
@@ -223,14 +232,16 @@ class Models(Versions):
             ValueError: the updates cannot be folded.
             OSError: a file cannot be read or written.
         """
-        assert self._config.secure is not None
+        rules = self._config.secure_rules
+        assert rules is not None
         plan = plan_of_sums(
             effect,
             self.version(effect.base_version),
             {contribution.digest: Meta() for contribution in effect.contributions},
-            rules=self._config.secure.rules(),
+            rules=rules,
             buffers=self.buffers,
             settings=(self._config.aggregation, self._config.optimizer_at(effect.base_version + 1)),
+            private=private_of(self._config, _public_noise(self._config)),
             streams_of=sums.cryptography.streams_of,
         )
         updates = {place: sums.updates.stored(planned.digest) for place, planned in enumerate(plan.updates)}

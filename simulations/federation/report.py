@@ -78,10 +78,11 @@ class Measured:
             line["server"] = values(metrics, self.server)
         if self.clients:
             line["clients"] = values(metrics, self._together(self.clients).sums or {})
-            if malicious:
+            is_of_each = OF_SUMS not in self.clients
+            if malicious and is_of_each:
                 honest = {name: sums for name, sums in self.clients.items() if name not in malicious}
                 line["honest_clients"] = values(metrics, self._together(honest).sums or {})
-            if with_clients:
+            if with_clients and is_of_each:
                 line["client_values"] = {name: values(metrics, sums) for name, sums in sorted(self.clients.items())}
         return line
 
@@ -143,8 +144,8 @@ def line_of(
 
     Returns:
         The line, with `fates` and `train_values` by client for at most `FATES_MAX` invitations, with the reasons of
-        `REASONS` by client if there are any, and with `not_finite` if sums were refused: the metrics that exclude
-        clients, each with these clients.
+        `REASONS` by client if there are any, with the `clip_norm` of a private round that follows the updates, and with
+        `not_finite` if sums were refused: the metrics that exclude clients, each with these clients.
     """
     fates = Counter(client.fate for client in record.clients.values()) if ended is None else Counter(ended)
     in_model = fates[Fate.REPORTED] if record.mode == "sync" else len(record.buffer)
@@ -166,6 +167,7 @@ def line_of(
         "stragglers": fates[Fate.STRAGGLER] + fates[Fate.LATE] + fates[Fate.CARRIED],
         "released": fates[Fate.RELEASED],
         "num_steps": sum(client.steps for client in record.clients.values()),
+        **({} if record.clip_norm is None else {"clip_norm": record.clip_norm}),
         **totals,
         **({} if record.charge is None else {"epsilon": record.charge.epsilon}),
         "train": values(metrics, sums) if (sums := merge(sums for _, sums in train)) else None,

@@ -4,12 +4,9 @@ There is no journal: `snapshots` saves the state at the end of a round. Work of 
 evaluation) takes no virtual time, because policies are compared by the time that clients need.
 """
 
-import json
-
 from atoll.aggregation.masked.no_sum import NoSum
 from atoll.client.session import events as client
 from atoll.protocol.secure import wire
-from atoll.protocol.secure.messages import Answer, Gone, MemberKeys
 from atoll.protocol.secure.wire import SessionName
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, Version
 from atoll.server.config.run import RunConfig
@@ -44,13 +41,14 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.relevance import is_asked, is_failure_news, is_first_upload
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rounds.session_events import OpenSum, TellMember
+from atoll.server.rounds.session_events import OpenSum, SumPlace, TellMember
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler, SamplerError, draw
 from atoll.simulations.federation.coordinator import Coordinator
 from atoll.simulations.federation.host import Client, Host
 from atoll.simulations.federation.models import Models
 from atoll.simulations.federation.timeline import EPOCH, Timeline
+from atoll.simulations.secure.site_sums import Said
 from atoll.simulations.secure.sums import CoordinatorSums
 from atoll.task.metrics import finite, values, why_refused
 from atoll.task.randomness import training_seed
@@ -85,12 +83,12 @@ class Service(Coordinator[RunMachine]):
         sums = host.sums
         self._host, self._versions, self._sampler, self._round_due = host, versions, sampler, round_due
         self.bytes_up_plain = 0
-        self._local = json.dumps(dict(config.local), sort_keys=True)
+        self._local = config.local_text
         self._codec, self._algorithm = config.aggregation.codec_name, config.aggregation.training
         self._sums = None if sums is None else CoordinatorSums(sums, self.run_id, self._task, versions, machine)
         self._cryptography = None if sums is None else sums.cryptography
         self._fetched = Digest(""), 0
-        self._requests: dict[tuple[Version, RoundId, float], client.EvaluationRequest] = {}
+        self._requests: dict[tuple[Version, RoundId, float, SumPlace | None], client.EvaluationRequest] = {}
 
     def stop(self, reason: str) -> None:
         """Stop the run on behalf of the operator."""
@@ -173,7 +171,7 @@ class Service(Coordinator[RunMachine]):
 
     def _evaluation_request(self, effect: AskEvaluation) -> client.EvaluationRequest:
         time_left = max(0.0, effect.deadline - self._timeline.now)
-        same = effect.version, effect.counted_round, time_left
+        same = effect.version, effect.counted_round, time_left, effect.sum
         if same not in self._requests:  # most clients are asked the same
             self._requests = {key: request for key, request in self._requests.items() if key[0] == effect.version}
             self._requests[same] = client.EvaluationRequest(
@@ -186,6 +184,7 @@ class Service(Coordinator[RunMachine]):
                 counted_round=effect.counted_round,
                 model_seed=self.config.seed,
                 asked_at=EPOCH + effect.asked_at,
+                secure=None if self._sums is None else self._sums.terms_of_request(effect),
             )
         return self._requests[same]
 
@@ -214,13 +213,15 @@ class Service(Coordinator[RunMachine]):
 
     def _folded(self, effect: Aggregate) -> Aggregated:
         if not effect.sums:
-            return Aggregated(effect.round_id, self._host.fold(effect))
+            digest = self._host.fold(effect)
+            return Aggregated(effect.round_id, digest, clip_norm=self._host.next_clip_norm(effect))
         sums = self._host.fold_sums(effect)
         return Aggregated(effect.round_id, sums.digest, sums.dropped, sums.ranges, sums.statistics)
 
     def _open_sum(self, effect: OpenSum) -> None:
         assert self._cryptography is not None
-        self.post(self._cryptography.opening_of(effect))
+        assert self._sums is not None
+        self.post(self._cryptography.opening_of(effect, self._sums.metrics))
 
     def _evaluate(self, version: Version) -> None:
         found = self._host.evaluate(version)
@@ -252,7 +253,7 @@ class Service(Coordinator[RunMachine]):
                         detail = detail or why_refused(sums)
                     self.post(ClientEvaluated(site.client_id, version, sums, detail))
 
-    def heard_in_sum(self, site: Client, of: SessionName, message: MemberKeys | Answer | Gone) -> None:
+    def heard_in_sum(self, site: Client, of: SessionName, message: Said) -> None:
         """Handle a message of a client's member of a session."""
         if self.is_running and self._sums is not None:
             event = self._sums.event_of(site.client_id, wire.answer_message(of, message))

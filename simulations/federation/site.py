@@ -44,7 +44,7 @@ from atoll.client.session.events import (
 )
 from atoll.client.session.events import Work as WorkOrder
 from atoll.client.session.session import Session, SessionRules, mean_upload_seconds
-from atoll.protocol.secure.messages import Answer, Gone, MemberKeys, Question
+from atoll.protocol.secure.messages import Question
 from atoll.protocol.secure.wire import SessionName
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
 from atoll.protocol.wire.channel import INLINE_BYTES_MAX
@@ -56,7 +56,7 @@ from atoll.simulations.federation.coordinator import Coordinator
 from atoll.simulations.federation.host import Work
 from atoll.simulations.federation.timeline import Timeline
 from atoll.simulations.federation.trainings import Training
-from atoll.simulations.secure.site_sums import SiteSums
+from atoll.simulations.secure.site_sums import Said, SiteSums
 from atoll.simulations.secure.sums import SimulatedSums
 from atoll.task.task import task_name
 
@@ -209,8 +209,8 @@ class Site:
 
     def hear(self, event: Event) -> None:
         """Receive a message of the coordinator after the latency."""
-        is_evaluation = type(event) is Asked and type(event.request) is EvaluationRequest
-        self._after(self.device.latency_s, self._evaluate_alone if is_evaluation else self._receive, event)
+        is_alone = type(event) is Asked and type(event.request) is EvaluationRequest and event.request.secure is None
+        self._after(self.device.latency_s, self._evaluate_alone if is_alone else self._receive, event)
 
     def _receive(self, event: Event) -> None:
         if type(event) is Asked and (objection := self._objection(event.request)) is not None:
@@ -275,8 +275,8 @@ class Site:
 
     def _act_in_sum(self, effect: Effect) -> None:
         match effect:
-            case Join(Invitation() as invitation):
-                self._members.join(invitation)
+            case Join(Invitation() | EvaluationRequest() as request, None | Mapping() as sums):
+                self._members.join(request, sums)
             case Forget(key):
                 self.encoded.pop(key, None)
                 self._members.forget(key)
@@ -293,22 +293,22 @@ class Site:
 
     def _objection(self, request: Request) -> Forbidden | None:
         """Return this site's objection to an invitation for a sum that its promises forbid, or None."""
-        if not isinstance(request, Invitation) or request.secure is None:
+        if not isinstance(request, Invitation | EvaluationRequest) or request.secure is None:
             return None
         if request.key in self.spool or request.key in self.encoded:
             return None
-        fault = self._members.fault(request.secure)
+        fault = self._members.fault(request, request.secure)
         return Forbidden(request, FailureReason.SESSION_REFUSED, fault) if fault else None
 
     def asked_in_sum(self, effect: TellMember) -> None:
         """Receive a question to this site's member of a session after the latency."""
-        of = SessionName(self.env.service.run_id, effect.round_id, effect.attempt, effect.session)
+        of = SessionName(self.env.service.run_id, effect.round_id, effect.attempt, effect.session, effect.purpose)
         self._after(self.device.latency_s, self._asked_in_sum, of, effect.question)
 
     def _asked_in_sum(self, of: SessionName, question: Question) -> None:
         self._members.asked(of, question)
 
-    def _say_in_sum(self, of: SessionName, message: MemberKeys | Answer | Gone) -> None:
+    def _say_in_sum(self, of: SessionName, message: Said) -> None:
         self._after(self.device.latency_s, self.env.service.heard_in_sum, self, of, message)
 
     def _mask(self, key: Key, attempt: int, streams: tuple[Stream, ...]) -> None:
@@ -316,8 +316,9 @@ class Site:
         if key in self.spool:
             return
         assert self.env.sums is not None
-        encoded = self.encoded[key]
-        digest = self.env.sums.updates.mask(encoded.digest, attempt, [(each.key, each.sign) for each in streams])
+        encoded, terms = self.encoded[key], self._members.terms_of(key)
+        pairs, share = [(each.key, each.sign) for each in streams], self.env.sums.share_of(self.client_id, terms)
+        digest = self.env.sums.updates.mask(encoded.digest, attempt, pairs, share)
         self.spool[key] = replace(encoded, digest=digest)
         self._receive(Masked(key, digest))
 

@@ -23,10 +23,12 @@ from atoll.protocol.secure.site_key import certify, check_certified
 from atoll.protocol.secure.terms import Terms
 from atoll.protocol.secure.transcript import session_id
 from atoll.protocol.vocabulary import ClientId, Digest
+from atoll.server.folding.metric_sums import opened_metrics
 from atoll.server.hosting.secure_sums import opening_of
 from atoll.server.opening.streams import Taken
 from atoll.server.rounds.session_events import OpeningFailed, OpenSum, SessionSum, SumOpened
 from atoll.simulations.secure.unmasked_member import UnmaskedMember
+from atoll.tensors.secure.masked_layout import Metrics
 
 POLICY = SecurePolicy()
 """Policy of a simulated site: the defaults of the table `[secure]` of a policy.toml."""
@@ -65,7 +67,7 @@ class Cryptography(ABC):
     def keep(self, name: str, promise: Promise) -> None:
         """Give a promise."""
         self.promises(name).add(promise)
-        if promise.kind is Kind.SIGNED:
+        if promise.kind is Kind.SIGNED and promise.purpose == "update":
             before = self._signed.get(name, Signed("", 0))
             self._signed[name] = Signed(promise.base, 1 + (before.times if before.model == promise.base else 0))
 
@@ -89,8 +91,8 @@ class Cryptography(ABC):
         """Return a new member of a session."""
 
     @abstractmethod
-    def opening_of(self, effect: OpenSum) -> SumOpened | OpeningFailed:
-        """Check what members have revealed, and return the outcome."""
+    def opening_of(self, effect: OpenSum, metrics: Metrics) -> SumOpened | OpeningFailed:
+        """Check what members have revealed, and return the outcome; `metrics`: of evaluations."""
 
 
 class NoMasks(Cryptography):
@@ -115,9 +117,10 @@ class NoMasks(Cryptography):
             self._newest = roster, session_id(terms.digest, roster.threshold, members)
         return self._newest[1]
 
-    def opening_of(self, effect: OpenSum) -> SumOpened | OpeningFailed:
+    def opening_of(self, effect: OpenSum, metrics: Metrics) -> SumOpened | OpeningFailed:
         """Return that the sum is open: nothing masks it."""
-        return SumOpened(effect.round_id, effect.sum.session, effect.sum.attempt)
+        found = opened_metrics(effect.words, (), metrics) if effect.purpose == "evaluation" else {}
+        return SumOpened(effect.round_id, effect.sum.session, effect.sum.attempt, (), effect.purpose, found)
 
 
 class RealMasks(Cryptography):
@@ -160,9 +163,9 @@ class RealMasks(Cryptography):
 
         return check
 
-    def opening_of(self, effect: OpenSum) -> SumOpened | OpeningFailed:
+    def opening_of(self, effect: OpenSum, metrics: Metrics) -> SumOpened | OpeningFailed:
         """Open a sum by what its members have revealed."""
-        return opening_of(effect)
+        return opening_of(effect, metrics)
 
 
 def faults_of_names(names: Iterable[ClientId]) -> list[str]:

@@ -18,6 +18,7 @@ from atoll.task.arrays import Arrays
 from atoll.tensors.layout import FLOATS, Layout, Piece, Tensor, in_order
 from atoll.tensors.masked.encode import encoded_blocks
 from atoll.tensors.masked.mask import mask_update
+from atoll.tensors.noise.grid_noise import GridNoise
 from atoll.tensors.secure.keystream import Stream
 from atoll.tensors.secure.masked_layout import in_positions
 from atoll.tensors.secure.plan import EncodingPlan, Vector
@@ -49,6 +50,7 @@ class _Entry:
     """Its file, if `data` is None."""
     data: bytes | None = field(repr=False)
     streams: tuple[Stream, ...] = field(default=(), repr=False)
+    share: GridNoise | None = None
     origin: "_Origin | None" = None
     """What it was made of, if it may be forged."""
 
@@ -70,7 +72,7 @@ class _Unbounded(EncodingPlan):
         """The largest magnitude of a word that float64 holds, too."""
         return min((1 << self.bits - 1) - 1, (1 << 63) - 1024)
 
-    def factor(self, weight: int, norm: float) -> float:
+    def factor(self, weight: int, norm: float, num_values: int) -> float:
         """Return the factor of an update's floats: its weight."""
         return math.ldexp(weight, -WEIGHT_BITS)
 
@@ -138,22 +140,29 @@ class EncodedUpdates:
         path = self._folder / f"{digest}.forged"
         self._entries[digest] = replace(entry, path=path, data=_words(update, layout, plan, rounding))
 
-    def mask(self, encoded: Digest, attempt: int, streams: Sequence[Stream]) -> Digest:
-        """Mask an encoded update with the streams of a session's attempt; return a name of the masked update."""
+    def mask(self, encoded: Digest, attempt: int, streams: Sequence[Stream], share: GridNoise | None = None) -> Digest:
+        """Mask an encoded update with the streams of a session's attempt; return a name of the masked update.
+
+        Args:
+            encoded: the name of the encoded update.
+            attempt: at its session's sum.
+            streams: with their signs; without masks none.
+            share: of its client in the noise of the sum; None: it adds none.
+        """
         digest = Digest(hashlib.sha256(f"{encoded} {attempt}".encode()).hexdigest())
-        self._entries[digest] = replace(self._entries[encoded], streams=tuple(streams))
+        self._entries[digest] = replace(self._entries[encoded], streams=tuple(streams), share=share)
         return digest
 
     def stored(self, digest: Digest) -> StoredUpdate:
-        """Return a masked update; without streams it is the encoded one."""
+        """Return a masked update; without streams and noise it is the encoded one."""
         entry = self._entries[digest]
         pieces = tuple(Piece(t.name, t.dtype, (0,) * len(t.shape), t.shape, "") for t in entry.layout)
-        if not entry.streams:
+        if not entry.streams and entry.share is None:
             return StoredUpdate(entry.path, pieces, data=entry.data)
         if entry.data is not None:
             entry.path.write_bytes(entry.data)
         out = self._folder / f"{digest}.masked"
-        mask_update(entry.path, out, in_positions(entry.layout), entry.streams, start=0)
+        mask_update(entry.path, out, in_positions(entry.layout), entry.streams, start=0, share=entry.share)
         return stored_model(out)
 
     def keep_only(self, digests: Collection[Digest]) -> None:

@@ -4,6 +4,8 @@ import hashlib
 from pathlib import Path
 
 from atoll.client.session.events import Invitation
+from atoll.client.work.noise_share import share_of
+from atoll.ground.noise.key import BYTES, key_of
 from atoll.protocol.secure.messages import MemberKeys
 from atoll.protocol.secure.terms import Terms
 from atoll.protocol.secure.wire import SessionName
@@ -11,6 +13,7 @@ from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.files.versions import Versions
 from atoll.server.hosting.secure_sums import SecureSums
+from atoll.server.rounds.events import AskEvaluation
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.secure_evaluation import SecureEvaluation
 from atoll.server.rounds.secure_round import SecureRound
@@ -20,6 +23,7 @@ from atoll.simulations.secure.encoded_updates import EncodedUpdates
 from atoll.task.arrays import Arrays
 from atoll.task.metrics import Statistics
 from atoll.tensors.layout import Layout
+from atoll.tensors.noise.grid_noise import GridNoise
 from atoll.tensors.secure.masked_layout import floats_of
 from atoll.tensors.secure.plan import EncodingPlan
 
@@ -64,11 +68,20 @@ class SimulatedSums:
             exponents=invitation.ranges or (0,) * len(floats_of(layout)),
             examples_max=terms.examples_max,
             metrics=terms.metrics,
+            is_private=bool(terms.privacy),
             num_examples=num_examples,
             statistics=statistics,
         )
         purpose = f"atoll simulated rounding {self.config.seed} {self.config.name} {terms.round} {client_id}"
         return self.updates.add(digest, update, layout, plan, hashlib.sha256(purpose.encode()).digest())
+
+    def share_of(self, client_id: ClientId, terms: Terms) -> GridNoise | None:
+        """Return a client's share of the noise of an attempt, as its agent draws it, but from the run's seed.
+
+        With the id of the session, which has its members' new keys, no run would have the same noise again.
+        """
+        secret = key_of(bytes(BYTES), "simulated share", self.config.seed, self.config.name, client_id)
+        return share_of(secret, terms, b"")
 
 
 class CoordinatorSums(SecureSums):
@@ -94,6 +107,11 @@ class CoordinatorSums(SecureSums):
             self._made = {key: terms for key, terms in self._made.items() if key[0] == round_id}
             self._made[round_id, place] = super().terms(round_id, base_version, place)
         return self._made[round_id, place]
+
+    def terms_of_request(self, effect: AskEvaluation) -> Terms:
+        """Return the terms of the sum that a client is asked to evaluate a version for."""
+        assert effect.sum is not None
+        return self.terms_of_evaluation(effect.version, effect.sum)
 
     def check_keys(
         self, sums: SecureRound | SecureEvaluation, of: SessionName, client_id: ClientId, keys: MemberKeys

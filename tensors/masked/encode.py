@@ -4,6 +4,7 @@
 
 The update is clipped as a whole: one factor for all float tensors, so that its direction stays. Values are rounded up
 or down at random, with secret numbers that belong to positions: a rank of a mesh rounds its boxes as one process does.
+In a private sum they are rounded to the nearest, and the encoded file has no noise: `mask` adds it at each attempt.
 Memory is a few tiles.
 
 An encoded file is on its site's disk alone; what is sent is its masked form (`mask`).
@@ -26,7 +27,7 @@ from atoll.tensors.secure.keystream import Words, add_stream, add_streams_at
 from atoll.tensors.secure.masked_layout import EXACT, MetricShape, integers_of
 from atoll.tensors.secure.plan import EncodingPlan, Vector
 from atoll.tensors.secure.positions import is_whole, runs_between
-from atoll.tensors.secure.vector import encode, fill_of
+from atoll.tensors.secure.vector import Fill, encode, fill_of
 from atoll.tensors.updates.reader import UpdateReader, stored_model
 
 TILE_ELEMENTS = 1 << 18
@@ -114,15 +115,17 @@ def exact_words(
         found: of the whole update.
         integers: the values of the integer tensors.
     """
-    factor = plan.factor(plan.weight, found.norm)
+    factor = plan.factor(plan.weight, found.norm, vector.num_values)
     fills = [
         fill_of(found.magnitudes.get(tensor.name, 0.0), factor, plan.bits, vector.ranges[tensor.name])
         for tensor in vector.floats
     ]
+    if plan.is_private:  # counts would be released without noise
+        fills = [Fill(0, 0.0)] * len(fills)
     return encode_exact(
         vector.exact,
         weight=plan.weight,
-        is_within=found.norm <= plan.clip_norm,
+        is_within=found.norm <= plan.clip_norm and not plan.is_private,
         fills=fills,
         integers=integers,
         statistics=plan.statistics,
@@ -171,7 +174,7 @@ class BoxEncoder:
             NotFinite: a value is NaN or infinite.
         """
         uniforms = None
-        if not self._plan.grid:
+        if self._plan.rounds_at_random:
             uniforms = np.zeros(values.size, np.uint32)
             self._add([(self._rounding, 1)], uniforms, first)
         plan = self._plan
@@ -249,7 +252,7 @@ def encoded_blocks(read: Read, vector: Vector, plan: EncodingPlan, rounding: byt
         NotFinite: a value is NaN or infinite.
     """
     found = measured((tensor.name, block) for tensor in vector.floats for _, block in _blocks(read, tensor))
-    factor = plan.factor(plan.weight, found.norm)
+    factor = plan.factor(plan.weight, found.norm, vector.num_values)
     integers = {t.name: read(t, 0, t.num_elements) for t in integers_of(vector.layout)}
     exact = exact_words(vector, plan, found, integers)
     return EncodedBlocks(

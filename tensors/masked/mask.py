@@ -2,8 +2,10 @@
 
     encoded file, or part of a mesh rank  -->  + S(key 1) - S(key 2) ...  -->  masked file, or part: what is sent
 
-The bytes depend on the encoded words, the streams and the layout alone: a masking that is repeated gives the same file,
-and the parts of a mesh are the boxes of the file of one process. Memory is a few tiles.
+In a sum to which the members add noise each word of a float also gets this member's share, which belongs to the element
+and to the attempt. The bytes depend on the encoded words, the streams, the share's key and the layout alone: a masking
+that is repeated gives the same file, and the parts of a mesh are the boxes of the file of one process. Memory is a few
+tiles.
 """
 
 import hashlib
@@ -17,8 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.tensors.layout import Layout, Piece, in_order
+from atoll.tensors.noise.grid_noise import GridNoise
 from atoll.tensors.safetensors_file import NUMPY_DTYPES, TensorFileCorrupted, TensorFileWriter, parse_header, read_into
 from atoll.tensors.secure.keystream import Stream, Streams, add_streams_at
+from atoll.tensors.secure.masked_layout import EXACT
 from atoll.tensors.secure.positions import is_whole, runs_between, starts_of
 
 TILE_ELEMENTS = 1 << 18
@@ -26,7 +30,13 @@ TILE_ELEMENTS = 1 << 18
 
 
 def mask_update(
-    encoded: Path, out: Path, layout: Layout, streams: Iterable[Stream], *, start: int | None = None
+    encoded: Path,
+    out: Path,
+    layout: Layout,
+    streams: Iterable[Stream],
+    *,
+    start: int | None = None,
+    share: GridNoise | None = None,
 ) -> list[Piece]:
     """Mask an encoded file; the masked file appears whole, and is not synced.
 
@@ -36,6 +46,7 @@ def mask_update(
         layout: of the masked update (`masked_layout`), in its order.
         streams: of the session, with their signs.
         start: first byte of the tensors, in canonical order, of a file with more than them; None: by its header.
+        share: of this member in the noise of the sum; None: it adds none.
 
     Returns:
         The pieces, in canonical order.
@@ -55,6 +66,8 @@ def mask_update(
                 words = _read(
                     source.fileno(), position, tensor.dtype, min(TILE_ELEMENTS, tensor.num_elements - at), encoded
                 )
+                if share is not None and tensor.name != EXACT:
+                    _add(words, share.between(tensor.name, tensor.num_elements, at, at + words.size))
                 masks.add(_unsigned(words), starts[tensor.name] + at)
                 writer.append(words)
                 position += words.nbytes
@@ -62,7 +75,12 @@ def mask_update(
 
 
 def mask_part(
-    encoded: Path, out: Path, layout: Layout, pieces: Sequence[Piece], streams: Sequence[Stream]
+    encoded: Path,
+    out: Path,
+    layout: Layout,
+    pieces: Sequence[Piece],
+    streams: Sequence[Stream],
+    share: GridNoise | None = None,
 ) -> list[Piece]:
     """Mask a part of an encoded update: the boxes of a rank of a mesh; durable on return.
 
@@ -72,6 +90,7 @@ def mask_part(
         layout: of the masked update.
         pieces: of the part, in the order of their bytes.
         streams: of the session, with their signs.
+        share: of this member in the noise of the sum, the same for all parts; None: it adds none.
 
     Returns:
         The pieces with the digests of the masked bytes.
@@ -93,6 +112,9 @@ def mask_part(
                 words = _read(source.fileno(), position, piece.dtype, stop - at, encoded)
                 before.update(words.data)
                 runs = runs_between(piece, tensor.shape, starts[piece.tensor], at, stop)
+                if share is not None and tensor.name != EXACT:
+                    elements = runs - (starts[tensor.name], 0)
+                    _add(words, share.at(tensor.name, tensor.num_elements, elements))
                 if is_run:
                     masks.add(_unsigned(words), int(runs[0, 0]))
                 else:
@@ -112,6 +134,11 @@ def _read(source: int, position: int, dtype: str, count: int, path: Path) -> NDA
     words = np.empty(count, NUMPY_DTYPES[dtype])
     read_into(words, source, position, path=path)
     return words
+
+
+def _add(words: NDArray[Any], noise: NDArray[np.int64]) -> None:
+    """Add noise to words in place, modulo 2^bits."""
+    words += noise.astype(words.dtype)
 
 
 def _unsigned(words: NDArray[Any]) -> NDArray[Any]:

@@ -106,7 +106,7 @@ def encode_part(
         TensorFileCorrupted: the plain part is shorter.
         OSError: a file cannot be read or written.
     """
-    positions, factor = dict(_positions(pieces)), plan.factor(plan.weight, norm)
+    positions, factor = dict(_positions(pieces)), plan.factor(plan.weight, norm, vector.num_values)
     dtype = WORD_NAMES[plan.bits]
     sources = {replace(p, dtype=dtype, sha256=""): p for p in pieces if p.dtype in FLOATS}
     wanted = [*sources]

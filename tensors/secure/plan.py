@@ -12,11 +12,22 @@ from atoll.tensors.secure.masked_layout import (
     exact_of,
     floats_of,
     in_metric_order,
+    integers_of,
     masked_layout,
     travels,
 )
 from atoll.tensors.secure.positions import starts_of
-from atoll.tensors.secure.vector import EXPONENT_MAX, EXPONENT_MIN, VALUE_BITS, clip_factor, ranges_of, weight_of
+from atoll.tensors.secure.vector import (
+    EXPONENT_MAX,
+    EXPONENT_MIN,
+    PRIVATE_EXPONENT,
+    VALUE_BITS,
+    clip_factor,
+    ranges_of,
+    rounded_clip,
+    step_of,
+    weight_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +44,11 @@ class Encoding:
     """Examples with weight 1; 0: all updates have weight 1."""
     metrics: tuple[tuple[str, int], ...] = ()
     """Metrics of the training whose sums are added, each with their number, in order."""
+    is_private: bool = False
+    """Whether the sum has noise for differential privacy: values are rounded to the nearest, and nothing else that
+    depends on data is added."""
+    share: float = 0.0
+    """Standard deviation of the noise that each member adds [steps]; 0: none."""
     grid: tuple[int, ...] = ()
     """For tests: the exponent of the step of each float tensor, in place of the ranges. No update is clipped or cut,
     and values are rounded to the nearest, so that the sum has the bits of the plain fold on this grid."""
@@ -55,6 +71,10 @@ class Encoding:
             yield f"examples_max {self.examples_max} is not a finite number from 0 on"
         if wrong := [each for each in self.exponents if not EXPONENT_MIN <= each <= EXPONENT_MAX]:
             yield f"the exponent {wrong[0]} of a range is not in {EXPONENT_MIN}..{EXPONENT_MAX}"
+        if not (math.isfinite(self.share) and (self.share == 0.0 or (self.is_private and self.share > 0.0))):
+            yield f"a share of noise of {self.share} steps is not a finite number above 0, in a private sum"
+        if self.is_private and (self.metrics or self.examples_max or any(self.exponents)):
+            yield "a private sum has metrics, weights by examples or ranges that follow from data"
         try:
             if self.metrics != in_metric_order(self.metrics):
                 yield "the metrics are not in the order of their names"
@@ -66,24 +86,38 @@ class Encoding:
         """The range of each float tensor."""
         if self.grid:
             return tuple(math.ldexp((1 << VALUE_BITS[self.bits] - 1) - 1, exponent) for exponent in self.grid)
+        if self.is_private:
+            return ranges_of(self.clip_norm, (PRIVATE_EXPONENT[self.bits],) * len(self.exponents))
         return ranges_of(self.clip_norm, self.exponents)
+
+    @property
+    def rounds_at_random(self) -> bool:
+        """Whether values are rounded up or down at random, and not to the nearest."""
+        return not (self.grid or self.is_private)
 
     @property
     def most(self) -> int | None:
         """The largest magnitude of a word, if it is not that of the ranges."""
         return 1 << 52 if self.grid else None
 
-    def factor(self, weight: int, norm: float) -> float:
-        """Return the factor of an update's floats: a C / max(norm, C).
+    def factor(self, weight: int, norm: float, num_values: int) -> float:
+        """Return the factor of an update's floats: a C / max(norm, C), with a little less than C in a private sum.
 
         Args:
             weight: a [2^-52].
             norm: of the update.
+            num_values: of its floats.
 
         Raises:
-            ValueError: the norm is not finite.
+            ValueError: the norm is not finite, or the values are too fine for the grid of a private sum.
         """
-        return math.ldexp(weight, -52) * (1.0 if self.grid else clip_factor(norm, self.clip_norm))
+        if self.grid:
+            return math.ldexp(weight, -52)
+        most = self.clip_norm
+        if self.is_private:
+            step = step_of(self.bits, math.ldexp(most, PRIVATE_EXPONENT[self.bits]))
+            most = rounded_clip(most, step, num_values)
+        return math.ldexp(weight, -52) * clip_factor(norm, most)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +140,8 @@ class Vector:
     """The vector of a secure sum: its tensors, their places and their ranges.
 
     Raises:
-        ValueError: a tensor beside the model, or another number of exponents than of float tensors.
+        ValueError: a tensor beside the model, another number of exponents than of float tensors, or whole numbers in a
+            private sum.
     """
 
     layout: Layout
@@ -118,6 +153,8 @@ class Vector:
         wanted = len(self.encoding.grid or self.encoding.exponents)
         if wanted != (count := len(floats_of(self.layout))):
             raise ValueError(f"{wanted} ranges for {count_of(count, 'float tensor')}")
+        if self.encoding.is_private and (integers := integers_of(self.layout)):
+            raise ValueError(f"{integers[0].name}: whole numbers in a private sum, to which no noise is added")
 
     @cached_property
     def masked(self) -> Layout:
@@ -128,6 +165,11 @@ class Vector:
     def floats(self) -> Layout:
         """The float tensors of the model, in order."""
         return floats_of(self.layout)
+
+    @cached_property
+    def num_values(self) -> int:
+        """Number of all floats."""
+        return sum(tensor.num_elements for tensor in self.floats)
 
     @cached_property
     def ranges(self) -> Mapping[str, float]:

@@ -7,7 +7,8 @@ A value u of an update of n_k examples, after the whole update was clipped to th
 
 with b = 22 of 32 bits and 44 of 64, and a range R for each tensor; |v| is at most 2^(b-1) - 1, and what lies beyond
 is cut to it and counted. Rounding is up or down at random, so that the mean of many has no bias; under differential
-privacy it is to the nearest. The sum of n words is exact while n 2^(b-1) < 2^(bits-1).
+privacy it is to the nearest, after a clip to a little less than C (`rounded_clip`), so that no member adds more than
+the norm C / q in steps. The sum of n words is exact while n 2^(b-1), with the noise, is below 2^(bits-1).
 
 Ranges are R = C 2^e. The norm of an update is at most C, so no value is beyond the range while e = 0.
 """
@@ -31,8 +32,17 @@ UNIFORM_BITS = 32
 """Bits of the uniform numbers that decide between up and down."""
 WEIGHT_BITS = 52
 """A weight is a multiple of 2^-52 from 2^-52 to 1: float64 holds it, and the sum of 64 of them is below 2^58 steps."""
+SHARE_MIN, SHARE_MAX = 16.0, 2.0**41
+"""Allowed standard deviations of one member's noise [steps]: from 16 on, the sum of discrete Gaussians differs from one
+of the same variance by less than e^-2500 (Kairouz et al. 2021, arXiv 2102.06387); the sampler is exact up to 2^41."""
+ROUNDING_MAX = 1 / 16
+"""Largest share of the clip norm that rounding to the nearest may take."""
+SLACK = 1e-12
 SMALL = 1 / 64
 """Part of its range below which all values of a tensor are small."""
+PRIVATE_EXPONENT = {32: 0, 64: 8}
+"""Exponent of the range of all tensors of a private sum, by the bits of a word: it never follows from data. In words of
+64 bits the grid is 2^8 times as coarse as in a plain sum, so that the exact samples of the noise reach beyond it."""
 EXPONENT_MIN, EXPONENT_MAX = -24, 0
 """Least and largest exponent of a range. A range grows fourfold in a round, so that twelve rounds are the longest way
 back from the least one."""
@@ -72,6 +82,19 @@ def fault_of(bits: int, members: int, noise_steps: float = 0.0) -> str:
     )
 
 
+def fault_of_noise(bits: int, members: int, share: float) -> str:
+    """Return why the noise of a private sum cannot be drawn or added; empty: it can.
+
+    Args:
+        bits: of a word.
+        members: most of a session.
+        share: standard deviation of one member's noise [steps].
+    """
+    if not SHARE_MIN <= share <= SHARE_MAX:
+        return f"one member's noise has the standard deviation {share:.4g} steps, not {SHARE_MIN:g} to {SHARE_MAX:.4g}"
+    return fault_of(bits, members, 10.0 * share * math.sqrt(members))
+
+
 def clip_factor(norm: float, clip_norm: float) -> float:
     """Return the factor that clips an update: C / max(norm, C), which leaves a zero update as it is.
 
@@ -81,6 +104,44 @@ def clip_factor(norm: float, clip_norm: float) -> float:
     if not math.isfinite(norm):
         raise ValueError(f"the norm of the update is {norm}")
     return clip_norm / max(norm, clip_norm)
+
+
+def rounded_clip(clip_norm: float, step: float, num_values: int) -> float:
+    """Return C', to which an update is clipped so that its values, rounded to the nearest step, have a norm within C.
+
+        C' = (C - step sqrt(values) / 2) (1 - 10^-12)
+
+    Rounding makes an update longer by at most step sqrt(values) / 2; the last factor is for the rounding in float64 of
+    its norm and of the products.
+
+    Raises:
+        ValueError: rounding would take more than `ROUNDING_MAX` of the clip norm.
+    """
+    rounding = step * math.sqrt(num_values) / 2.0
+    if rounding > ROUNDING_MAX * clip_norm:
+        raise ValueError(
+            f"updates of {count_of(num_values, 'number')}, clipped to {clip_norm:g}, are too fine for the grid of "
+            f"their noise, steps of {step:.3g}: allowed is a smaller noise multiplier"
+        )
+    return (clip_norm - rounding) * (1.0 - SLACK)
+
+
+def clip_steps(bits: int) -> float:
+    """Return the clip norm in steps of a private sum: C / q."""
+    return math.ldexp((1 << VALUE_BITS[bits] - 1) - 1, -PRIVATE_EXPONENT[bits])
+
+
+def share_of_noise(bits: int, noise_multiplier: float, honest_min: int) -> float:
+    """Return the standard deviation of one member's share of the noise [steps]: z C / (q sqrt(h)), never below it.
+
+    The shares of h honest members have together the variance (z C / q)^2, which a guarantee needs.
+
+    Args:
+        bits: of a word.
+        noise_multiplier: z.
+        honest_min: h, fewest honest members of a sum.
+    """
+    return noise_multiplier * clip_steps(bits) / math.sqrt(honest_min) * (1.0 + 2.0**-50)  # three roundings
 
 
 def weight_of(num_examples: float, examples_max: float) -> int:

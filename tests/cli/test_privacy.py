@@ -144,7 +144,7 @@ def test_an_audit_has_a_table_or_a_document() -> None:
 
 
 def test_a_refuted_claim_has_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Private, "clip_factors", lambda self, norms, layout: [1.0] * len(norms))
-    result = invoke(*AUDITED, *SETTINGS)
+    monkeypatch.setattr(Private, "clip_factors", lambda self, norms, *_: [1.0] * len(norms))
+    result = invoke(*AUDITED[:-1], "400", *SETTINGS)
     assert result.exit_code == 1
     assert "The claim does not hold" in result.stdout

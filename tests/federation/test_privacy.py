@@ -83,7 +83,7 @@ def exported_with(it, sentence):
 def test_a_coordinator_that_dies_in_its_fold_repeats_the_noise_and_refunds_nothing(tmp_path):
     with federation(tmp_path, task=TASK) as it:
         crash = {"ATOLL_CRASH_AT": "aggregate.after_fold:2"}
-        it.coordinator(**SETTINGS, environment=crash)
+        it.coordinator(**SETTINGS, privacy__clip="adaptive", environment=crash)
         for site in line_task.SITES:
             it.agent(site, threads=1)
         it.running["coordinator"].wait()
@@ -114,6 +114,8 @@ def test_a_coordinator_that_dies_in_its_fold_repeats_the_noise_and_refunds_nothi
     )
     assert "budget: epsilon 6; 0 of 4 clients may be in a further sum, in at most 5 each" in said
     assert "Charged: 4 clients for a private sum; the most used client has spent epsilon" in of_round
+    assert "\nUpdates are clipped to norm 0." in of_round
+    assert "clipped to a norm that is 0.5 at first and follows the quantile 0.5 of their lengths" in said
     assert "epsilon" in listed.splitlines()[0]
     assert "loss" not in json.dumps(run["metrics"]), "no metric of the training is kept"
 

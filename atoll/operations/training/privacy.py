@@ -66,7 +66,7 @@ def terms_of(privacy: PrivacyConfig, config: TrainConfig, local: Local) -> Terms
             noise_by="site",
             sampling_rate=q,
         )
-        left_out = ("uses", "mechanism", "separation", "noise_by")
+        left_out = ("uses", "mechanism", "separation", "noise_by", "quantile")
         plain = {name: value for name, value in asdict(found).items() if name not in left_out}
         return {**plain, "epsilon_max": budget, "steps": number, "sentence": found.sentence + OTHERS}
 

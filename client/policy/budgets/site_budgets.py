@@ -14,7 +14,7 @@ from atoll.client.policy.budgets.account import in_words, leaving, needed
 from atoll.client.policy.budgets.charge import Charge, Work
 from atoll.client.policy.budgets.entries import Charged
 from atoll.client.policy.budgets.ledger import Ledger
-from atoll.client.policy.budgets.terms import spending_of
+from atoll.client.policy.budgets.terms import spending_inside, spending_of
 from atoll.client.policy.config import DataBudget, PrivacyPolicy
 from atoll.client.policy.database import HistoryUnusable, PolicyDatabase
 from atoll.client.policy.decide import Kind, PolicyRequest
@@ -140,13 +140,12 @@ class SiteBudgets:
         if request.action:
             raise ValueError("a message of a server program (a Flower app that is hosted), whose replies have no noise")
         try:
-            spending = spending_of(request.local or "{}")
+            inside = None if request.terms is None else spending_inside(request.terms.privacy)
+            spending = inside or spending_of(request.local or "{}")
         except ValueError as error:
             raise ValueError(f"a training {error}") from None
         if request.algorithm not in ALGORITHMS:
             raise ValueError(f"a training with algorithm {request.algorithm!r}: allowed are {', '.join(ALGORITHMS)}")
-        if request.terms is not None and request.terms.privacy:
-            raise ValueError("noise of the clients inside a secure sum, which this Atoll cannot charge")
         named = json.dumps([request.content, self._noise])
         content = hashlib.sha256(named.encode()).hexdigest()
         return Charge(spending.unit, spending.steps, spending.noise_by, content)

@@ -5,7 +5,7 @@ A run gives its terms with the other values for its task (`local`), which an app
     {"epochs": 2, "privacy.unit": "example", "privacy.sample_rate": 0.01, "privacy.noise_multiplier": 1.1, ...}
 
 With the unit "example" the site itself trains by these terms, clips and adds the noise. With "client" the coordinator
-does, and is trusted to.
+does, and is trusted to. A secure sum has its privacy in its own terms, which all members sign.
 """
 
 import json
@@ -17,6 +17,7 @@ from typing import Any
 from atoll.client.policy.budgets.entries import STEPS_MAX
 from atoll.protocol.privacy.composition import Steps
 from atoll.protocol.privacy.guarantee import NoiseBy, Unit
+from atoll.protocol.secure.privacy_terms import read_privacy
 from atoll.task.overrides import OverridesRefused
 from atoll.task.round_schedule import read_schedule
 
@@ -84,6 +85,24 @@ def spending_of(local: str) -> Spending:
         return Spending(unit, noise_by, (Steps(z, 1.0, 1),))
     rate = _number(terms, "sample_rate", NUMBER_MIN, 1.0)
     return Spending(unit, noise_by, (Steps(z, rate, _steps(table, rate)),))
+
+
+def spending_inside(privacy: str) -> Spending | None:
+    """Return what an update spends inside a private secure sum; None: the sum is not private.
+
+    The site itself clips the update. The members add the noise, of which the site checks that it suffices, or the
+    coordinator does. Each masked update that leaves, of another attempt, spends as much again.
+
+    Args:
+        privacy: of the sum's terms.
+
+    Raises:
+        ValueError: the noise is out of range.
+    """
+    if (terms := read_privacy(privacy)) is None:
+        return None
+    z = _number({"noise_multiplier": terms.noise_multiplier}, "noise_multiplier", NOISE_MIN, NUMBER_MAX)
+    return Spending("client", terms.noise_by, (Steps(z, 1.0, 1),))
 
 
 def _number(terms: Mapping[str, Any], name: str, least: float, most: float) -> float:

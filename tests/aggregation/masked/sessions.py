@@ -14,6 +14,7 @@ from atoll.tensors import safetensors_file
 from atoll.tensors.layout import Layout
 from atoll.tensors.masked.encode import encode_update
 from atoll.tensors.masked.mask import mask_update
+from atoll.tensors.noise.grid_noise import GridNoise
 from atoll.tensors.secure.plan import EncodingPlan, Vector
 from atoll.tensors.updates.reader import StoredUpdate
 from tests.aggregation.models import Cut, random_cuts, store
@@ -31,7 +32,11 @@ class Round:
 
 
 def masked_round(
-    folder: Path, layout: Layout, plans: Sequence[Sequence[tuple[EncodingPlan, Arrays]]], cuts_seed: int | None = None
+    folder: Path,
+    layout: Layout,
+    plans: Sequence[Sequence[tuple[EncodingPlan, Arrays]]],
+    cuts_seed: int | None = None,
+    shares: Sequence[GridNoise | None] = (),
 ) -> Round:
     """Encode, mask and store the updates of sessions.
 
@@ -40,8 +45,9 @@ def masked_round(
         layout: of the model.
         plans: for each session, the plan and the update of each member.
         cuts_seed: cut the tensors into random boxes, as a mesh does; None: whole tensors.
+        shares: of all members in the noise, one session after the other; empty: they add none.
     """
-    found, draw = Round(), np.random.default_rng(cuts_seed)
+    found, draw, left = Round(), np.random.default_rng(cuts_seed), [*shares]
     for number, members in enumerate(plans):
         streams, own = pairwise(len(members))
         updates, words = [], []
@@ -49,7 +55,13 @@ def masked_round(
             name = folder / f"s{number}m{index}"
             encode_update(stored(folder / "plain", update), folder / "encoded", layout=layout, plan=plan)
             words.append(safetensors_file.read(folder / "encoded"))
-            mask_update(folder / "encoded", folder / "masked", Vector(layout, plan).masked, mine)
+            mask_update(
+                folder / "encoded",
+                folder / "masked",
+                Vector(layout, plan).masked,
+                mine,
+                share=left.pop(0) if left else None,
+            )
             arrays = safetensors_file.read(folder / "masked")
             cuts: dict[str, list[Cut]] | None = None
             if cuts_seed is not None:

@@ -16,12 +16,15 @@ from atoll.aggregation.fold.grid import grid_exponent
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.masked.fold import fold_masked
 from atoll.aggregation.masked.no_sum import NoSum
+from atoll.aggregation.noise.private_sum import PrivateSums
 from atoll.aggregation.optimizers import FedAdam
 from atoll.aggregation.rules.coordinate import Median, TrimmedMean
 from atoll.aggregation.rules.geometric import GeometricMedian
 from atoll.tensors import safetensors_file
 from atoll.tensors.layout import Tensor, in_order
+from atoll.tensors.noise.grid_noise import GridNoise
 from atoll.tensors.secure.plan import Vector
+from atoll.tensors.secure.vector import clip_steps, share_of_noise
 from tests.aggregation.masked.sessions import float_mean, masked_round, split_over_ranks
 from tests.aggregation.models import fold_in
 from tests.aggregation.ranks import on_ranks, write_shards
@@ -418,3 +421,43 @@ def test_a_fold_that_is_broken_off_leaves_nothing(tmp_path):
         folded(tmp_path, round_, Vector(LAYOUT, plans[0][0][0]), base_of(LAYOUT), execution=Execution(between=stop))
     assert not (tmp_path / "out").exists()
     assert {path.name for path in tmp_path.iterdir()} == {"base", "plain", "encoded", "masked", "s0m0", "s0m1", "s0m2"}
+
+
+def private_members(count, share, layout):
+    plan = plan_of(layout, exponents=(0,) * len(layout), is_private=True, share=share, examples_max=0, metrics=())
+    return [(replace(plan, statistics={}), update_of(layout, number, 1e-3)) for number in range(count)]
+
+
+@pytest.mark.parametrize("by", ["clients", "coordinator"])
+def test_a_private_mean_has_the_noise_and_the_fixed_divisor(tmp_path, by):
+    """The members' noise is in the words, the coordinator's in the fold; neither is divided by who came."""
+    layout, z, h, divisor, number = (Tensor("b", "F32", (500,)), Tensor("w", "F32", (300, 400))), 0.9, 2, 7, 3
+    share = share_of_noise(32, z, h) if by == "clients" else 0.0
+    shares = [GridNoise(share, bytes([index + 1]) * 32) if share else None for index in range(2 * number)]
+    plans = [private_members(number, share, layout) for _ in range(2)]
+    round_ = masked_round(tmp_path, layout, plans, shares=shares)
+    vector, base = Vector(layout, plans[0][0][0]), {t.name: np.zeros(t.shape, np.float32) for t in layout}
+    noise = GridNoise(share_of_noise(32, z, 1), bytes(range(32))) if by == "coordinator" else None
+    step = Step(private_sums=PrivateSums(divisor, noise))
+    _, new, outcome = folded(tmp_path, round_, vector, base, step=step)
+    assert not outcome.dropped, "noise is within the bound of the sum's norm"
+    assert outcome.exponents == (0, 0)
+    _, cut, _ = folded(tmp_path, round_, vector, base, "cut", step=step, execution=Execution(2, tile_elements=777))
+    mean = {name: np.sum([words[name] for each in round_.words for words in each], axis=0) for name in ("b", "w")}
+    found = []
+    for name, total in mean.items():
+        assert np.array_equal(new[name], cut[name])
+        found.append((new[name] - total * (1.0 / clip_steps(32) / divisor)).reshape(-1))
+    variance = z**2 / divisor**2 * (2 * number / h if by == "clients" else 1)
+    assert np.concatenate(found).var() == pytest.approx(variance, rel=0.02)
+
+
+def test_a_private_sum_that_is_longer_than_members_and_noise_make_it_is_dropped(tmp_path):
+    layout, share = (Tensor("w", "F32", (2000,)),), share_of_noise(32, 1.0, 3)
+    members_ = private_members(3, share, layout)
+    round_ = masked_round(
+        tmp_path, layout, [members_], shares=[GridNoise(5 * share, bytes([i]) * 32) for i in range(3)]
+    )
+    base = {"w": np.zeros(2000, np.float32)}
+    with pytest.raises(NoSum):
+        folded(tmp_path, round_, Vector(layout, members_[0][0]), base, step=Step(private_sums=PrivateSums(3)))

@@ -11,10 +11,11 @@ from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import fold
-from atoll.aggregation.noise.private_sum import BLOCK, PrivateSum, clip_to, exponent_of, fault_of_sum
+from atoll.aggregation.noise.private_sum import PrivateSum, clip_to, exponent_of, fault_of_sum
 from atoll.tensors import pieces as cuts
 from atoll.tensors import safetensors_file
 from atoll.tensors.layout import Tensor, in_order
+from atoll.tensors.noise.grid_noise import BLOCK
 from atoll.tensors.updates.reader import UpdateReader
 from tests.aggregation.models import store
 from tests.aggregation.ranks import fold_on_ranks, write_shards

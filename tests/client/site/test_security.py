@@ -25,7 +25,7 @@ from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.sessions.session import Fail
 from tests.client.policy.test_gate import invitation
 from tests.client.site.sites import CA, NOW, PINNED, Site, credential, mode_of, session, sites_of
-from tests.server.sessions.small_federation import SmallFederation, terms_of
+from tests.server.sessions.small_federation import SmallFederation, privacy_of, terms_of
 
 RUN = RunId("digits-1")
 FEDERATION = '[secure]\ntrust = "authority"\n'
@@ -181,7 +181,13 @@ def test_a_peer_that_is_distrusted_while_the_agent_runs_is_out_at_once(tmp_path:
         ("min_others = 4", {"threshold": "3", "members_max": 9}, "fits no size of a sum, 5 to 9"),
         ("colluders_max = 40", {}, "colluders_max = 40"),
         ("colluders_max = 20", {}, ""),
-        ("", {"privacy": "{}"}, "differential privacy, which this Atoll does not know"),
+        (
+            "colluders_max = 2",
+            {"privacy": privacy_of(3, 1).text()},
+            "noise that suffices against 1 colluder; this site demands 2",
+        ),
+        ("colluders_max = 2", {"privacy": privacy_of(3, 2).text()}, ""),
+        ("colluders_max = 1", {"privacy": privacy_of(0, 0, noise_by="coordinator").text()}, ""),
         ("", {"run": "other"}, "terms of run 'other' in an invitation of run 'digits-1'"),
     ],
 )
@@ -398,7 +404,9 @@ def test_a_training_for_a_sum_too_many_is_declined_with_a_line_that_says_the_way
     of = terms_of(round=3, run=str(RUN), ranges=ranges_digest(()))
     request = invitation(3, task=of.task, secure=of, local=of.local)
     request = replace(request, run_id=RUN, model_digest=Digest(of.model), base_version=Version(of.base))
-    stores: Any = SimpleNamespace(encoded=SimpleNamespace(entries=dict), spool=None, models=None, work=tmp_path)
+    stores: Any = SimpleNamespace(
+        encoded=SimpleNamespace(entries=dict), spool=None, models=None, work=tmp_path, noise_secret=b""
+    )
     told: Any = None
     sums = SecureSums(site.name, stores, site.security, runner=None, send=told, spawn=told, on_event=told)
     fault = sums.objection(request)

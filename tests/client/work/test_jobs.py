@@ -112,7 +112,8 @@ def of_a_sum(folder: Path, runner: Any, *, tensors: Any = None, site: str = "nor
     )
     layout = layout_digest(tensors or (Tensor("w", "F32", (4,)),), ())
     terms = SimpleNamespace(
-        layout=layout, metrics=(), bits=32, clip_norm=1.0, examples_max=100, attempt=1, approved=b"", ranges=""
+        **{"layout": layout, "metrics": (), "bits": 32, "clip_norm": 1.0, "examples_max": 100, "attempt": 1},
+        **{"approved": b"", "ranges": "", "privacy": ""},
     )
     fields = {"run_id": "run", "task": "t", "model_digest": "m", "round_id": 1, "base_version": 0, "time_left": 9.0}
     jobs = Jobs(site, stores, runner, None, save_seen=lambda: None)  # type: ignore[arg-type]

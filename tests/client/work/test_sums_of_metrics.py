@@ -49,7 +49,7 @@ class Shells:
         folder = self.root / f"spool-{site.name}"
         folder.mkdir(exist_ok=True)
         spool = Spool(folder, 2**20)
-        stores: Any = SimpleNamespace(encoded=spool, spool=spool, models=None, work=self.root)
+        stores: Any = SimpleNamespace(encoded=spool, spool=spool, models=None, work=self.root, noise_secret=b"")
         return SecureSums(
             site.name,
             stores,

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from atoll.protocol.privacy.adaptive_clip import AdaptiveClip
 from atoll.protocol.privacy.gaussian import epsilon_of, mu_of
 from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.config.privacy import faults_of_layout
 from atoll.server.config.run import RunConfig, RunFile
 from atoll.server.config.run_changes import changed, differing_keys, with_noise
 from atoll.server.journal.codec import decode_rules, encode_rules
+from atoll.server.rounds.privacy_rules import SharedRules
 from atoll.tensors.layout import Tensor
 
 TEN = "round.cohort_size=10"
@@ -56,7 +58,6 @@ def test_a_run_without_the_table_has_the_rules_of_before() -> None:
 
 
 ALONE = {
-    "secure.clip_norm=1.0": "privacy: the run has [secure], too",
     'round.mode="fedbuff"': "round.mode",
     'round.late="next_round"': "round.late",
     'round.partial_work="scaled"': "round.partial_work",
@@ -77,8 +78,7 @@ ALONE = {
 
 @pytest.mark.parametrize("override", ALONE)
 def test_what_does_not_go_with_it_is_refused(override: str) -> None:
-    more = ["round.quorum=10"] if "secure" in override else []
-    faults = faults_of([override, *more])
+    faults = faults_of([override])
     assert any(fault.startswith(ALONE[override]) for fault in faults), faults
     assert all(" allowed" in fault for fault in faults)
 
@@ -88,7 +88,7 @@ def test_all_of_it_at_once() -> None:
         each
         for each in ALONE
         if not each.startswith(
-            ("secure", "round.mode", "program", "aggregation.algorithm", "aggregation.partial", "aggregation.device")
+            ("round.mode", "program", "aggregation.algorithm", "aggregation.partial", "aggregation.device")
         )
     ]
     keys = {each.partition("=")[0] for each in together}
@@ -103,12 +103,87 @@ def test_numbers_that_promise_nothing_are_refused(key: str, value: str) -> None:
     assert fault.startswith(f"privacy.{key}: got {value}; allowed: ")
 
 
-@pytest.mark.parametrize(
-    "override", ['privacy.unit="site"', 'privacy.mechanism="correlated"', 'privacy.noise_by="clients"']
-)
+@pytest.mark.parametrize("override", ['privacy.unit="site"', 'privacy.mechanism="correlated"'])
 def test_what_is_not_built_is_refused(override: str) -> None:
     [fault] = faults_of([override])
     assert fault.startswith(override.partition("=")[0])
+
+
+SHARED = ['privacy.noise_by="clients"', "secure.clip_norm=1.0"]
+
+
+def test_the_clients_share_follows_from_threshold_and_colluders() -> None:
+    """A session of 10 opens with 7; less one colluder, 6 honest shares suffice."""
+    config = run_with(SHARED)
+    privacy, secure = config.rules.privacy, config.rules.secure
+    assert isinstance(privacy, SharedRules)
+    assert secure is not None
+    assert (privacy.noise_by, privacy.honest_min, privacy.colluders, privacy.sum_min) == ("clients", 6, 1, 7)
+    assert (secure.is_private, secure.sum_min, secure.metrics) == (True, 7, ())
+    assert secure.share == pytest.approx(privacy.noise_multiplier * (2**21 - 1) / 6**0.5, rel=1e-12)
+    assert decode_rules(encode_rules(config.rules), where="") == config.rules
+    more = run_with([*SHARED, "privacy.colluders=2", "secure.sessions=2", "round.cohort_size=16", "round.quorum=12"])
+    assert isinstance(more.rules.privacy, SharedRules)
+    assert (more.rules.privacy.honest_min, more.rules.privacy.sum_min) == (4, 6)  # 8 members open with 6
+    assert [line for line in more.notices if line.startswith("secure.sessions: 2 sums have their noise each")]
+    fewer = run_with([*SHARED, "privacy.honest_min=3", "round.quorum=5"]).rules.privacy
+    assert isinstance(fewer, SharedRules)
+    assert (fewer.honest_min, fewer.sum_min) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        (['privacy.noise_by="clients"'], 'privacy.noise_by: got "clients", and with [privacy] the clients add their'),
+        (["privacy.honest_min=3"], "privacy.honest_min: got 3, and with [privacy] the coordinator adds the noise"),
+        (["privacy.colluders=0"], "privacy.colluders: got 0, and with [privacy] the coordinator adds the noise"),
+        ([*SHARED, "secure.clip_norm=2.0"], "secure.clip_norm: got 2.0, and with [privacy] each site clips"),
+        ([*SHARED, "secure.metrics.f1=2"], "secure.metrics: got ['f1'], and with [privacy] their sums"),
+        ([*SHARED, "round.quorum=6"], "round.quorum: got 6, and with [privacy] a sum has at least 7 members"),
+        ([*SHARED, "privacy.honest_min=10"], "privacy.honest_min: got 10, and with [privacy] with 1 colluder a sum"),
+        ([*SHARED, "privacy.colluders=4"], "privacy.colluders: got 4, and with [privacy] 7 of the 10 members"),
+        ([*SHARED, "privacy.epsilon=0.05"], "privacy.noise_multiplier: 10 members in words of 32 bits"),
+        (
+            [*SHARED, 'privacy.noise_by="coordinator"', "privacy.epsilon=0.01", "secure.bits=64"],
+            "privacy.noise_multiplier: one member's noise has the standard deviation",
+        ),
+    ],
+)
+def test_noise_that_does_not_fit_the_secure_sums_is_refused(overrides: list[str], fault: str) -> None:
+    faults = faults_of(overrides)
+    assert any(each.startswith(fault) for each in faults), faults
+    assert all(" allowed" in each for each in faults)
+
+
+def test_all_faults_of_shared_noise_come_at_once() -> None:
+    faults = faults_of([*SHARED, "secure.clip_norm=2.0", "secure.metrics.f1=2", "round.quorum=3", "privacy.delta=0.5"])
+    assert {fault.partition(":")[0] for fault in faults} >= {
+        "secure.clip_norm",
+        "secure.metrics",
+        "round.quorum",
+        "privacy.delta",
+    }
+
+
+def test_the_coordinator_may_add_the_noise_to_opened_sums() -> None:
+    rules = run_with(["secure.clip_norm=1.0"]).rules
+    assert rules.privacy is not None
+    assert rules.secure is not None
+    assert (rules.privacy.noise_by, rules.privacy.sum_min, rules.secure.share) == ("coordinator", 0, 0.0)
+    assert rules.secure.is_private, "rounded to the nearest, and without metrics"
+
+
+def test_the_sentence_names_who_adds_the_noise_and_against_whom() -> None:
+    rules = run_with(SHARED).rules.privacy
+    assert rules is not None
+    sentence = rules.guarantee(rules.cost, 1).sentence
+    assert (
+        "the clients add the noise inside their secure sums, so that it holds against the coordinator and 1 client "
+        "that may work together with it: a sum has at least 7 members, and the noise of any 6 of them suffices"
+    ) in sentence
+    rules = run_with(["secure.clip_norm=1.0"]).rules.privacy
+    assert rules is not None
+    assert "the coordinator adds the noise, and is trusted to add it" in rules.guarantee(rules.cost, 1).sentence
 
 
 def test_only_the_budget_changes_at_a_resume_and_the_noise_stays() -> None:
@@ -132,3 +207,32 @@ def test_tensors_without_noise_are_refused_by_name() -> None:
     faults = [*faults_of_layout(layout, frozenset({"bn.mean"}), rules)]
     assert ["bn.count" in faults[0], "control/w" in faults[1], "bn.mean" in faults[2]] == [True] * 3
     assert all("allowed is a model without them" in fault for fault in faults)
+    secure = run_with(SHARED).rules.secure
+    assert secure is not None
+    assert [*faults_of_layout([weight], frozenset(), rules, secure)] == []
+    assert "bn.count" in next(faults_of_layout(layout, frozenset(), rules, secure))
+
+
+def test_an_adaptive_clip_norm_has_its_rule() -> None:
+    rules = run_with(['privacy.clip="adaptive"', "round.cohort_size=1000", "privacy.noise_multiplier=2"]).rules.privacy
+    assert rules is not None
+    assert rules.adaptive == AdaptiveClip(0.5, 0.2, 50.0, 1000)
+    assert rules.sum_multiplier == pytest.approx(1 / (1 / 4 - 1 / 100**2) ** 0.5)
+    few = run_with(['privacy.clip="adaptive"', "privacy.noise_multiplier=2"]).rules.privacy
+    assert few is not None
+    assert few.adaptive == AdaptiveClip(0.5, 0.2, 10.0, 10), "a count of ten clients has five times the noise of z"
+    assert "follows the quantile 0.5 of their lengths" in few.guarantee(few.cost, 1).sentence
+    assert few.epsilon_of(few.cost) == epsilon_of(0.5, 1e-6), "both parts are charged as z"
+
+
+def test_settings_of_an_adaptive_clip_norm_are_refused_where_they_do_nothing_or_cost_too_much() -> None:
+    (fault,) = faults_of(["privacy.clip_quantile=0.3"])
+    assert fault == 'privacy.clip_quantile: got 0.3, and the clip norm is fixed: allowed with privacy.clip = "adaptive"'
+    (fault,) = faults_of(['privacy.clip="adaptive"', "privacy.noise_multiplier=4", "privacy.clip_sigma=2"])
+    assert "privacy.clip_sigma: got 2" in fault
+    assert "the count alone would cost more than a round" in fault
+    for others in (SHARED, ["privacy.unit=example", "privacy.sample_rate=0.1", 'privacy.noise_by="site"']):
+        faults = faults_of([*others, "privacy.clip=adaptive"])
+        assert any(fault.startswith("privacy.clip: got ") for fault in faults), faults
+    for setting in ("clip_quantile=1", "clip_learning_rate=0", "clip_sigma=-1", "clip_sigma=nan"):
+        assert faults_of(['privacy.clip="adaptive"', f"privacy.{setting}"])[0].startswith(f"privacy.{setting[:9]}")

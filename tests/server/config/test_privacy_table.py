@@ -29,6 +29,10 @@ GOES: dict[str, list[list[str]]] = {
     "metrics of single sites": [["evaluation.keep_sites=0"]],
     "programs": [["options.frozen=true", "local.layers=[1, 2]"]],
     "device of the sums": [["aggregation.device=cpu"]],
+    "secure sums": [
+        ["secure.clip_norm=1.0", "round.quorum=10"],
+        ["secure.clip_norm=1.0", "round.quorum=10", "privacy.noise_by=clients"],
+    ],
 }
 REFUSED: dict[str, list[tuple[str, list[str], str, str]]] = {
     "algorithms": [
@@ -100,7 +104,8 @@ REFUSED: dict[str, list[tuple[str, list[str], str, str]]] = {
     "programs": [('program.main: got "m:f"', ["program.main=m:f"], "single replies", "run it natively")],
     "device of the sums": [('aggregation.device: got "cuda"', ["aggregation.device=cuda"], "CPU", '"cpu"')],
     "secure sums": [
-        ("privacy: the run has [secure], too", ["secure.clip_norm=1.0"], "masked update", "one of the two")
+        ("secure.metrics: got", ["secure.clip_norm=1.0", "secure.metrics.f1=2"], "without noise", "no metrics"),
+        ("secure.clip_norm: got 2.0", ["secure.clip_norm=2.0"], "clips its update once", "1"),
     ],
 }
 BY_THE_TASK = {"adapters, frozen bases", "meshes, parts, aggregation ranks", "tensors", "statistics of the sites' data"}

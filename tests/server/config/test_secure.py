@@ -419,17 +419,6 @@ def test_a_simulation_takes_secure_sums_and_has_the_faults_of_a_deployed_run() -
     assert caught.value.faults == (f"run.toml: {REFUSED['late updates'][1]}",)
 
 
-def test_a_simulation_has_no_metrics_of_clients_in_sums_and_a_plain_one_has_them() -> None:
-    every = "evaluation.clients_every=2"
-    assert load_text(SimulationFile, 'task = "m:t"', [every], name="run.toml").evaluation.clients_every == 2
-    with pytest.raises(ConfigError) as caught:
-        load_text(SimulationFile, 'task = "m:t"', [*NINE, every], name="run.toml")
-    assert caught.value.faults == (
-        "run.toml: evaluation.clients_every: got 2, and a simulation adds no metrics of clients in secure sums: "
-        "allowed is 0, with evaluation.server_every",
-    )
-
-
 def test_no_flower_app_is_made_of_a_secure_run() -> None:
     with pytest.raises(ConfigError) as caught:
         counterpart(run_with([]))

@@ -158,7 +158,9 @@ def reducer_of(folder: Path, run: SecureRun, base: dict[str, Any]) -> Reducer:
         aggregation=AggregationConfig(),
         optimizer=OptimizerConfig(),
         optimizer_at=lambda version: OptimizerConfig(),
-        secure=SimpleNamespace(rules=lambda: RULES),
+        secure=True,
+        secure_rules=RULES,
+        rules=SimpleNamespace(privacy=None),
     )
     reducer = Reducer(
         folder,

@@ -19,7 +19,7 @@ from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.files.run_store import RunStore
 from atoll.server.folding.method import Method
-from atoll.server.folding.plan import FoldPlan, plan_of, weights_and_factors
+from atoll.server.folding.plan import FoldPlan, Private, plan_of, weights_and_factors
 from atoll.server.folding.reducer import step_of
 from atoll.server.journal.codec import StoredUpdateMeta
 from atoll.server.rounds.events import Aggregate, Contribution
@@ -48,6 +48,7 @@ def planned(
     *,
     mode: Mode = "sync",
     scales: Mapping[str, float] = MappingProxyType({}),
+    private: Private | None = None,
     **aggregation: Any,
 ) -> Planning:
     """Three updates of a model with a trained tensor, its variate, a buffer and a counter; "b" has no buffer."""
@@ -87,6 +88,7 @@ def planned(
         digest_of_version=lambda _: Digest("0" * 64),
         buffers=frozenset({"mean"}),
         settings=settings,
+        private=private,
     )
     updates = [
         Weighted(stored[client], item.weight, item.factor, item.trained_factor)

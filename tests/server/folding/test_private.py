@@ -1,11 +1,15 @@
 """The plan of a private sum: what bounds each update, by what the sum is divided, and to what its noise is bound."""
 
 import math
+from pathlib import Path
 
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, Version
-from atoll.server.folding.plan import Private
+from atoll.server.files.run_store import RunStore
+from atoll.server.folding.plan import FoldPlan, Private
+from atoll.server.folding.reducer import step_of
 from atoll.server.rounds.events import Aggregate, Contribution
 from atoll.tensors.layout import Tensor
+from tests.server.folding.test_plan import planned
 from tests.server.rounds.test_privacy import rules
 
 PRIVATE = Private(rules(), 8, b"k" * 32)
@@ -35,6 +39,18 @@ def test_the_sum_is_divided_by_the_cohort_size_however_many_updates_came() -> No
         planned = PRIVATE.planned(aggregate(digests), Digest("base"))
         assert planned.divisor == 8
         assert planned.deviation == PRIVATE.rules.noise_multiplier * PRIVATE.rules.clip_norm
+
+
+def test_the_plan_of_a_private_run_has_the_noise_and_hands_it_to_every_rank(tmp_path: Path) -> None:
+    it = planned(tmp_path, private=PRIVATE, weighting="uniform")
+    plan = FoldPlan.decode(it.plan.encode())
+    assert plan.noise is not None
+    assert plan.noise.deviation == PRIVATE.rules.noise_multiplier * PRIVATE.rules.clip_norm
+    step = step_of(plan, it.base.layout, it.method, RunStore(tmp_path))
+    assert step.private is not None
+    assert max(update.factor for update in plan.updates) <= 1.0
+    assert min(update.factor for update in plan.updates) < 1e-20, "the update of 1e30 is clipped"
+    assert planned(tmp_path, weighting="uniform").plan.noise is None
 
 
 def test_no_update_is_longer_than_the_clip_norm_and_a_short_one_stays() -> None:

@@ -39,7 +39,14 @@ def faults(pieces, *, is_part=False, secure=SecureConfig(clip_norm=1.0)):  # noq
         pieces=() if is_part else pieces,
         parts=(part.listed,) if part is not None else (),
     )
-    run = SimpleNamespace(config=SimpleNamespace(secure=secure, privacy=None, aggregation=AggregationConfig()))
+    run = SimpleNamespace(
+        config=SimpleNamespace(
+            secure=secure,
+            secure_rules=None if secure is None else secure.rules(),
+            privacy=None,
+            aggregation=AggregationConfig(),
+        )
+    )
     judge = UpdateJudge.of(run, manifest, pb.UploadOpen(manifest=manifest.encode()), part)
     return judge._faults_of_pieces(judge._expected(LAYOUT))
 

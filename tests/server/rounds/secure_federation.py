@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from atoll.client.secure.member import KeepPromise, Mask, Member, Send
+from atoll.client.work.noise_share import share_of
 from atoll.protocol.secure import wire
 from atoll.protocol.secure.messages import Agreement, Gone, MemberKeys, Reveal, SealedShares
 from atoll.protocol.vocabulary import FailureReason, Fate, LossReason, RoundId, RunState, Version
@@ -19,7 +20,7 @@ from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import RunRules
 from atoll.server.rounds.secure_rules import SecureRules
 from atoll.tensors.secure.keystream import add_stream
-from tests.server.sessions.small_federation import SIZE, masked_in_parts, sites_of, terms_of
+from tests.server.sessions.small_federation import SIZE, masked_in_parts, privacy_of, sites_of, terms_of
 
 KIND = {
     SealedShares: of_sessions.SharesCame,
@@ -47,11 +48,15 @@ class SecureRun:
         draw: decides the order of everything.
         faults: probability of a fault at each step.
         meshes: share of the sites whose updates are masked in parts, each by a rank.
+        privacy: rules of differential privacy; None: there is none.
     """
 
-    def __init__(self, count, draw: random.Random, *, faults=0.0, rounds=2, quorum=1, meshes=0.0, **secure):
+    def __init__(
+        self, count, draw: random.Random, *, faults=0.0, rounds=2, quorum=1, meshes=0.0, privacy=None, **secure
+    ):
         policy = StragglerPolicy(cohort_size=count, quorum=quorum, deadline=100.0, linger=5.0)
-        self.rules = RunRules(policy, rounds, secure=SecureRules(**{"clip_norm": 1.0, **secure}))
+        self.rules = RunRules(policy, rounds, secure=SecureRules(**{"clip_norm": 1.0, **secure}), privacy=privacy)
+        self.noise: dict[str, np.ndarray] = {}  # that a site has added, by the digest of the masked update
         self.sites = {site.name: site for site in sites_of(count)}
         self.draw, self.faults = draw, faults
         self.work: dict[tuple[str, int], Work] = {}
@@ -135,7 +140,7 @@ class SecureRun:
                 add_stream(total, stream.key, stream.sign)
             expected = np.zeros(SIZE, np.uint32)
             for name in summed.members:
-                expected += self.work[name, effect.round_id].encoded
+                expected += self.work[name, effect.round_id].encoded + self.noise[digests[name]]
             assert np.array_equal(total, expected)
             assert len(summed.members) >= summed.roster.threshold
             self.opened.append((effect.round_id, summed.session, summed.members))
@@ -207,6 +212,7 @@ class SecureRun:
             terms = terms_of(
                 **{"round": number, "attempt": place.attempt, "session": place.session, "base": base, "model": model},
                 threshold=self.rules.secure.threshold,
+                privacy=self.privacy,
             )
             member = work.members[key] = site.member(terms)
             self.num_attempts += place.attempt > 1
@@ -220,14 +226,30 @@ class SecureRun:
                     site.keep(promise)
                 case Send(message):
                     self.say(name, number, session, attempt, message)
-                case Mask(streams):
-                    masked = masked_in_parts(work.encoded, streams, self.cuts[name])
+                case Mask(streams, of_session):
+                    noise = self.share_of(name, work.members[session, attempt].terms, of_session)
+                    masked = masked_in_parts(work.encoded + noise, streams, self.cuts[name])
                     for stream in streams:
                         pad = (stream.key, name)
                         assert self.pads.setdefault(pad, (number, session, attempt)) == (number, session, attempt)
                     digest = hashlib.sha256(masked.tobytes()).hexdigest()
-                    work.masked[digest], work.pending = masked, (digest, attempt)
+                    work.masked[digest], work.pending, self.noise[digest] = masked, (digest, attempt), noise
                     self.queue.append(lambda: self.upload(name, number))
+
+    @property
+    def privacy(self):
+        """The privacy in the terms of each sum."""
+        if (rules := self.rules.privacy) is None:
+            return ""
+        of_noise = {"noise_by": rules.noise_by, "noise_multiplier": rules.noise_multiplier}
+        members = (rules.honest_min, rules.colluders) if rules.noise_by == "clients" else (0, 0)
+        return privacy_of(*members, **of_noise).text()
+
+    def share_of(self, name, terms, session):
+        """Return the noise that a site adds in an attempt, from its secret."""
+        share = share_of(hashlib.sha256(name.encode()).digest(), terms, session)
+        noise = np.zeros(SIZE, np.int64) if share is None else share.between("w", SIZE, 0, SIZE)
+        return noise.astype(np.uint32)
 
     def say(self, name, number, session, attempt, message):
         if isinstance(message, Gone):

@@ -5,11 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from atoll.protocol.privacy.adaptive_clip import AdaptiveClip
 from atoll.protocol.privacy.gaussian import epsilon_of, mu_of, mu_within, noise_multiplier_of
-from atoll.protocol.vocabulary import AbandonReason, ClientId, FailureReason, RoundId, RunState
+from atoll.protocol.vocabulary import AbandonReason, ClientId, Digest, FailureReason, RoundId, RunState
 from atoll.server.journal.codec import decode_ledger, decode_rules, encode_ledger, encode_rules
 from atoll.server.rounds.candidate import Candidate
 from atoll.server.rounds.events import (
+    Aggregate,
+    Aggregated,
     AggregationFailed,
     ClientFailed,
     ClientJoined,
@@ -304,3 +307,30 @@ def test_a_run_without_privacy_and_an_empty_one_take_an_answer() -> None:
     assert named(plain, 7) == []
     empty = Drive(rules={"privacy": rules(uses=3)}, cohort_size=2, quorum=2)
     assert kinds(named(empty, 7)) == ["AuditCharge", "EndRun"], "no later client has a budget either"
+
+
+def test_an_adaptive_clip_norm_is_in_the_record_and_follows_committed_rounds_alone() -> None:
+    privacy = replace(rules(uses=5), adaptive=AdaptiveClip(0.5, 0.2, 10.0, 2))
+    drive = private(privacy)
+
+    def aggregated(clip_norm: float) -> Aggregate:
+        effect = [each for each in drive.effects if isinstance(each, Aggregate)][-1]
+        assert effect.clip_norm == clip_norm == drive.record.clip_norm
+        return effect
+
+    closed(drive)
+    aggregated(1.0)
+    drive.do(Aggregated(RoundId(1), Digest("next"), clip_norm=1.25))
+    closed(drive)
+    aggregated(1.25)
+    drive.do(AggregationFailed(RoundId(2), "no"))
+    closed(drive)
+    first = aggregated(1.25)
+    assert [*drive.do(CoordinatorStarted(drive.now))] == [first], "after a kill it is the same"
+    drive.do(Aggregated(RoundId(2), Digest("late"), clip_norm=9.0))
+    again = decode_ledger(encode_ledger(drive.machine.ledger), where="")
+    assert again.clip_norm == 1.25, "the answer of an ended round changes nothing"
+    assert decode_rules(encode_rules(drive.machine.rules), where="") == drive.machine.rules
+    drive.do(Aggregated(RoundId(3), Digest("next"), clip_norm=1.5))
+    assert drive.machine.ledger.clip_norm == 1.5
+    assert uses(drive) == {"a": 3, "b": 3}

@@ -34,6 +34,7 @@ from atoll.server.rounds.events import (
     Event,
     ModelEvaluated,
     OpenNextRound,
+    PublishedNamed,
     Release,
     ResumeRequested,
     RoundDue,
@@ -62,7 +63,7 @@ def ready(rounds: int = 3, **rules: object) -> Drive:
 
 
 def test_every_event_has_one_handler() -> None:
-    assert set(get_args(Event)) == {*HANDLERS, CoordinatorStarted, TimePassed}
+    assert set(get_args(Event)) == {*HANDLERS, CoordinatorStarted, PublishedNamed, TimePassed}
 
 
 # ---------------------------------------------------------------- the end

@@ -11,6 +11,7 @@ from atoll.client.secure.member import KeepPromise, Mask, Member, MemberRules, S
 from atoll.client.secure.promises import PeerChains, Promises
 from atoll.protocol.identity.statement import NotTrusted
 from atoll.protocol.secure.messages import Gone, MemberKeys, Roster, SiteIdentity
+from atoll.protocol.secure.privacy_terms import PrivacyTerms
 from atoll.protocol.secure.terms import Terms
 from atoll.server.opening.streams import NotOpened, open_sum
 from atoll.server.sessions.session import Fail, OpenSum, Session, Tell
@@ -29,6 +30,15 @@ def terms_of(**changes) -> Terms:
         **{"threshold": "two_thirds", "privacy": "", "receivers": ()},
     }
     return Terms(**{**values, **changes})
+
+
+def privacy_of(honest_min=3, colluders=1, **changes) -> PrivacyTerms:
+    """Return the privacy of a sum to which its members add noise."""
+    values = {
+        **{"unit": "client", "noise_by": "clients", "epsilon": 8.0, "delta": 1e-6, "noise_multiplier": 1.5},
+        **{"participations_max": 10, "divisor": 5, "honest_min": honest_min, "colluders": colluders},
+    }
+    return PrivacyTerms(**{**values, **changes})
 
 
 @dataclass

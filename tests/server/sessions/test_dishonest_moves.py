@@ -31,7 +31,15 @@ from atoll.protocol.secure.shamir import PRIME
 from atoll.server.opening.streams import NotOpened, open_sum
 from atoll.server.sessions.session import Fail, OpenSum, Session, Stage, Tell
 from atoll.tensors.secure.keystream import add_stream
-from tests.server.sessions.small_federation import SIZE, Site, masked_in_parts, sites_of, terms_of, vectors_of
+from tests.server.sessions.small_federation import (
+    SIZE,
+    Site,
+    masked_in_parts,
+    privacy_of,
+    sites_of,
+    terms_of,
+    vectors_of,
+)
 from tests.server.sessions.test_lies import LOW_ORDER, Honest
 
 SEEDS = range(20)
@@ -105,7 +113,13 @@ def _resigned(it: Told, **fields) -> Roster:
 
 OTHER_TERMS = {
     **{"model": "cd" * 32, "clip_norm": 2.0, "bits": 64, "examples_max": 1, "ranges": "cd" * 32, "layout": "cd" * 32},
-    **{"frozen": "cd" * 32, "task": "other", "local": '{"lr":1}', "algorithm": "scaffold", "privacy": "{}"},
+    **{
+        "frozen": "cd" * 32,
+        "task": "other",
+        "local": '{"lr":1}',
+        "algorithm": "scaffold",
+        "privacy": privacy_of().text(),
+    },
     **{"receivers": (0,), "members_max": 63, "threshold": "4", "session": 1, "round": 2, "base": 1, "run": "other"},
 }
 
@@ -222,6 +236,23 @@ def test_false_survivors(move):
         it.masked()
         survivors, reason = SETS[move](it)
         assert reason in it.outcome(Survivors(frozenset(survivors)))
+        assert not [promise for promise in it.sites[it.victim].written if promise.kind == "signed"]
+
+
+def test_sums_of_too_few_for_their_noise():  # 60: h + n_c members have it, whoever withholds a share
+    for seed in SEEDS:
+        count = random.Random(f"noise {seed}").randint(6, 9)
+        threshold = 2 * count // 3 + 1
+        told = random.Random(seed).choice(["boxes", "survivors"])
+        it = Told(seed, count=count, terms=terms_of(privacy=privacy_of(threshold, 1).text()))
+        few = {it.victim, *sorted(it.all_but(it.victim))[: threshold - 1]}  # t of them, and h + n_c is t + 1
+        if told == "boxes":
+            boxes = it.boxes()
+            lie = Boxes({sender: box for sender, box in boxes.items() if sender in few})
+        else:
+            it.masked()
+            lie = Survivors(frozenset(few))
+        assert f"the noise of {threshold} honest members" in it.outcome(lie)
         assert not [promise for promise in it.sites[it.victim].written if promise.kind == "signed"]
 
 

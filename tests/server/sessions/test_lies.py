@@ -24,7 +24,7 @@ from atoll.protocol.secure.messages import (
     Survivors,
     survivors_statement,
 )
-from tests.server.sessions.small_federation import Site, sites_of, terms_of
+from tests.server.sessions.small_federation import Site, privacy_of, sites_of, terms_of
 
 LOW_ORDER = bytes(32)
 
@@ -217,6 +217,38 @@ def test_two_quorums_share_a_member_that_is_none_of_the_colluders(colluders, is_
 def test_a_sum_of_two_is_refused_whatever_the_policy_says():
     honest = Honest(2, min_others=1)
     assert honest.reason(honest.roster) == "the roster has 2 members; this site demands 3 (min_others = 1)"
+
+
+def test_fewer_members_than_their_noise_needs_are_refused_at_each_set():
+    """After 9 of 12 have opened, an attempt of the other 3 would hold a third of the noise."""
+    terms = terms_of(privacy=privacy_of(4, 1).text())
+    demand = "(min_others = 2, the noise of 4 honest members)"
+    roster = Honest(4, terms)
+    assert roster.reason(roster.roster) == f"the roster has 4 members; this site demands 5 {demand}"
+    demanded = "this site demands 5 (threshold 5, min_others = 2, the noise of 4 honest members)"
+    honest = Honest(6, terms)
+    boxes = honest.shared()[0].boxes
+    assert honest.reason(Boxes({each: boxes[each] for each in [1, 2, 3]})) == f"4 members send shares; {demanded}"
+    again = Honest(6, terms)
+    again.masked()
+    assert again.reason(Survivors(frozenset({0, 1, 2, 3}))) == f"4 members survive; {demanded}"
+    enough = Honest(6, terms)
+    enough.masked()
+    assert isinstance(enough.ask(Survivors(frozenset({0, 1, 2, 3, 4}))), Agreement)
+
+
+def test_a_site_that_assumes_more_colluders_than_the_terms_needs_more_members_for_the_noise():
+    honest = Honest(8, terms_of(privacy=privacy_of(5, 1).text()), colluders_max=2)
+    boxes = honest.shared()[0].boxes
+    reason = honest.reason(Boxes({each: boxes[each] for each in [1, 2, 3, 4, 5]}))
+    assert reason.startswith("6 members send shares; this site demands 7")
+
+
+def test_noise_of_the_coordinator_needs_no_number_of_members():
+    terms = terms_of(privacy=privacy_of(0, 0, noise_by="coordinator").text())
+    honest = Honest(3, terms)
+    honest.masked()
+    assert isinstance(honest.ask(Survivors(frozenset({0, 1, 2}))), Agreement)
 
 
 def test_a_peer_whose_state_was_put_back_is_refused_for_good():

@@ -43,7 +43,7 @@ def test_it_stays_below_a_right_claim(tmp_path: Path) -> None:
 
 
 def _without_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Private, "clip_factors", lambda self, norms, layout: [1.0] * len(norms))
+    monkeypatch.setattr(Private, "clip_factors", lambda self, norms, *_: [1.0] * len(norms))
 
 
 def _one_draw_for_all(monkeypatch: pytest.MonkeyPatch) -> None:

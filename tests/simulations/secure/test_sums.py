@@ -107,6 +107,24 @@ def test_every_record_says_that_a_session_was_simulated_and_tells_no_single_clie
         assert line["steps"] == {}
 
 
+@pytest.mark.parametrize("is_asleep", [False, True])
+def test_metrics_of_clients_are_added_in_sums_and_equal_those_of_a_plain_run(tmp_path, is_asleep):
+    every = ("evaluation.clients_every=1", "secure.metrics.accuracy=2")
+    if is_asleep:
+        asleep(tmp_path, 3, *every)
+        measured = [line["clients"] for line in lines(tmp_path / "fast") if line["clients"]]
+        assert any(measured)
+        return
+    run_of_two = ("rounds=2", "round.cohort_size=4", "seed=5", "aggregation.weighting=uniform")
+    both(tmp_path, *run_of_two, "secure.clip_norm=100", "secure.bits=64", *every)
+    _, plain = simulate(tmp_path / "plain", *run_of_two, every[0])
+    found = lines(tmp_path / "fast")
+    for line, expected in zip(found, plain, strict=True):
+        assert line["clients"] == pytest.approx(expected["clients"], rel=1e-5)
+    assert all(line["clients"] for line in found)
+    assert not [line for line in found if line.get("client_values")], "no metric of a single client is known"
+
+
 def test_the_ranges_follow_the_sums(tmp_path):
     _, _, records = run(
         tmp_path, "fast", "rounds=4", "round.cohort_size=4", "secure.clip_norm=300", "secure.examples_max=20"
@@ -177,3 +195,17 @@ def test_sessions_need_names_that_certificates_can_have(tmp_path):
     with pytest.raises(ConfigError, match=r"secure: got the clients 'site a', .*, whose names a session refuses"):
         with opened(file, odd, tmp_path, on_round=lambda line: None, is_fresh=False):
             pass
+
+
+@pytest.mark.slow
+def test_private_sums_have_the_same_noise_and_charges_both_ways(tmp_path):
+    """The noise of the clients follows from the run's seed, and every number of the two ways is the same."""
+    trace = trace_of(tmp_path, 0, clients=12)
+    drowsy = ("devices.latency_s=1.5", "devices.availability=trace", f"devices.awake_trace={trace}")
+    cohort = ("population.clients=12", "round.cohort_size=10", "round.quorum=7", "aggregation.weighting=uniform")
+    private = ("privacy.epsilon=8.0", "privacy.delta=1e-5", "privacy.clip_norm=0.5", "privacy.noise_by=clients")
+    given = (*cohort, *drowsy, *private, "secure.clip_norm=0.5", "rounds=3", "secure.stage_timeout=6")
+    _, records = both(tmp_path, *given, *SITES)
+    charges = [record.charge for record in records if record.charge is not None]
+    assert [charge.charges for charge in charges] == [charge.clients for charge in charges]
+    assert charges[-1].epsilon > charges[0].epsilon > 0

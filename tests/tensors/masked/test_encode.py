@@ -173,7 +173,7 @@ def test_the_boxes_of_a_mesh_have_the_words_of_one_process(tmp_path_factory, mes
     ranks = [measured(iter([("w", update["w"][each])])) for each in slices]
     found = merged([*ranks, measured(iter([("z", update["z"])]))])
     assert found.norm == pytest.approx(done.norm, rel=1e-14)
-    factor = plan.factor(plan.weight, done.norm)
+    factor = plan.factor(plan.weight, done.norm, vector.num_values)
     for (offsets, lengths), at in zip(boxes, slices, strict=True):
         flat = update["w"][at].reshape(-1)
         encoder = BoxEncoder(vector, plan, Piece("w", "F32", offsets, lengths, ""), factor, KEY)

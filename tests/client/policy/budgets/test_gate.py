@@ -19,7 +19,7 @@ from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Version
 from tests.client.policy.budgets.test_terms import CLIENT, EXAMPLE
 from tests.client.policy.test_gate import RUN, invitation, spooled, survey, version, written
-from tests.server.sessions.small_federation import terms_of
+from tests.server.sessions.small_federation import privacy_of, terms_of
 
 POLICY = 'tasks = ["*"]\nruns = ["*"]\nmetrics = "per_site"\nstatistics = "merged"\nactions = ["*"]\n'
 DATA = '[[privacy.data]]\nname = "mri-2026"\ntasks = ["t"]\nepsilon_max = {epsilon}\ndelta = 1e-6\nunit = "{unit}"\n'
@@ -77,7 +77,6 @@ def test_another_training_of_the_round_after_an_update_has_left_is_charged_again
 
 def test_what_is_not_accounted_is_refused_with_the_reason(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    of_sums = private(secure=replace(terms_of(), privacy="{}"))
     for request, why in (
         (invitation(), "a training without differential privacy (no [privacy] of the run)"),
         (private(message="query.sum"), "a message of a server program"),
@@ -92,9 +91,28 @@ def test_what_is_not_accounted_is_refused_with_the_reason(tmp_path: Path) -> Non
         assert (decision.outcome, decision.rule) == (Outcome.REFUSED, Rule.BUDGET), why
         assert why in decision.detail
         assert any(why in line for line in site.lines(f"{_kind(request)}.refused"))
-    assert site.gate.ask(of_sums).rule in (Rule.SECURE, Rule.BUDGET)
     assert site.gate.ask(invitation(task="u")).is_allowed, "other data has no budget"
     assert site.lines("privacy.charge") == []
+
+
+def test_each_masked_update_of_a_private_sum_is_charged(tmp_path: Path) -> None:
+    """What the sum's terms say is charged, and as much again for another attempt, which has other noise."""
+    site = Site(tmp_path)
+    of_sum = invitation(1, local="{}", secure=terms_of(privacy=privacy_of(noise_multiplier=4.0).text()))
+    assert site.gate.admit(of_sum, version()).is_allowed
+    (line,) = site.lines("privacy.charge")
+    assert line.startswith(
+        "charged to mri-2026: 1 step with a guarantee for one client, noise by the clients; spent now"
+    )
+    for name, charges in (("1", 1), ("1", 1), ("2", 2)):
+        (folder := tmp_path / f"attempt{name}").mkdir(exist_ok=True)
+        assert site.gate.ask_upload(spooled(folder, work=float(name))).is_allowed
+        assert len(site.lines("privacy.charge")) == charges
+    plain = invitation(2, local="{}", secure=terms_of())
+    assert "without differential privacy" in site.gate.ask(plain).detail
+    little = terms_of(privacy=privacy_of(noise_multiplier=1e-6).text())
+    decision = site.gate.ask(invitation(2, local="{}", secure=little))
+    assert (decision.rule, "noise_multiplier" in decision.detail) == (Rule.BUDGET, True)  # dishonest move 43
 
 
 def _kind(request: Any) -> str:

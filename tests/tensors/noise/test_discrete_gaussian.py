@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.aggregation.noise.discrete_gaussian import DEVIATION_MAX, DiscreteGaussian
 from atoll.ground.noise.key import key_of
+from atoll.tensors.noise.discrete_gaussian import DEVIATION_MAX, DiscreteGaussian
 
 DRAWS = 1_000_000
 KEY = bytes(range(32))

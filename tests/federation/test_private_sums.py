@@ -1,0 +1,60 @@
+"""Private sums of real processes: the agents add the noise, one is killed on the way, and no charge is refunded."""
+
+import json
+
+import numpy as np
+import pytest
+
+from atoll.protocol.privacy.gaussian import epsilon_of, mu_of
+from atoll.tensors.safetensors_file import read
+from benchmarks.sums_evidence import faults_of_promises, promises_of
+from tests.federation.processes import federation
+
+PRIVATE = {
+    **{"round__cohort_size": 5, "round__quorum": 4, "rounds": 3, "secure__stage_timeout": 20},
+    **{"aggregation__weighting": "uniform", "secure__clip_norm": 300.0, "evaluation__server_every": 0},
+    **{"privacy__clip_norm": 300.0, "privacy__epsilon": 8.0, "privacy__delta": 1e-5, "privacy__noise_by": "clients"},
+}
+SIZE, HONEST = 50_000, 3
+
+
+def model(it, version):
+    return read(it.state / "runs" / "trouble-1" / "versions" / f"{version:06d}.safetensors")["w"].astype(np.float64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["agent.masked", "round.entry/SharesRevealed:2"])
+def test_the_agents_noise_is_in_the_sum_and_a_killed_process_changes_no_charge(tmp_path, step):
+    """kill -9 of an agent before its masked update leaves, or of the coordinator in the middle of a session."""
+    with federation(tmp_path) as it:
+        is_agent = step.startswith("agent")
+        it.coordinator(**PRIVATE, environment={} if is_agent else {"ATOLL_CRASH_AT": step})
+        for site in "abcd":
+            it.agent(site)
+        it.agent("e", environment={"ATOLL_CRASH_AT": step} if is_agent else {})
+        if is_agent:
+            it.running["e"].wait(60)
+            it.agent("e")
+        else:
+            it.running["coordinator"].wait(60)
+            it.coordinator(**PRIVATE)
+        assert it.wait_for_end() == 0
+        records, guarantee = it.rounds(), it.show("privacy", "show", "trouble-1")
+        told = str(it.show("round", "show", "1"))
+        steps = [model(it, number + 1) - model(it, number) for number in range(3)]
+        assert faults_of_promises(promises_of(it.folder / "e")) == []
+        logs = "".join(it.log(name) for name in ("coordinator", *"abcde"))
+        secrets = [(it.folder / site / "noise.key").read_text().strip() for site in "abcde"]
+    assert not any(secret in logs for secret in secrets)
+    z = guarantee["noise_multiplier"]
+    for record, moved in zip(records, steps, strict=True):
+        members = sum(row.fate == "reported" for row in record.clients.values())
+        assert members == (4 if is_agent and record.round_id == 1 else 5)
+        assert (record.charge.clients, record.charge.charges) == (5, 5), "also the agent that was killed"
+        expected = z * 300.0 * (members / HONEST) ** 0.5 / 5
+        assert moved.std() == pytest.approx(expected, rel=0.02)
+    assert guarantee["uses"] == 3
+    assert guarantee["epsilon"] == pytest.approx(epsilon_of(mu_of([(z, 3)]), 1e-5), rel=1e-9)
+    assert "against the coordinator and 1 client that may work together with it" in guarantee["sentence"]
+    assert "Charged: 5 clients for a private sum" in told
+    assert "loss" not in json.dumps(told), "no metric of the training is added"
