@@ -169,14 +169,14 @@ def _faults_of_policy(path: Path | None) -> Sequence[str]:
 
 def _faults_of_budgets(path: Path | None, state: Path) -> list[str]:
     """Return the fault of a ledger of budgets that allows nothing."""
-    from atoll.cli.members.site_budgets import privacy_of
     from atoll.client.policy.budgets.report import read_budgets
     from atoll.client.policy.database import HistoryUnusable
+    from atoll.client.policy.file import PolicyFile
     from atoll.protocol.settings import ConfigError
 
     try:
-        privacy = privacy_of(path)
-        if privacy is not None and privacy.data:
+        policy = PolicyFile(path).policy
+        if policy is not None and (privacy := policy.privacy).data:
             read_budgets(Path(privacy.ledger) if privacy.ledger else state, state, privacy.data)
     except ConfigError:
         return []  # it is told already
