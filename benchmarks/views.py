@@ -10,7 +10,6 @@ neighbours do not change; the megabytes are the process's largest resident set. 
 import argparse
 import asyncio
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -151,7 +150,8 @@ def taken(folder: Path, name: str) -> dict[str, Any]:
     found = look(History(folder), view, "" if view is View.RUNS else RUN, number, paging)
     num_bytes = len(json.dumps(found))
     seconds, core_seconds = time.perf_counter() - begin, time.process_time() - of_core
-    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    status = Path("/proc/self/status").read_text()  # ru_maxrss would have the memory of the parent before its exec
+    megabytes = int(status.partition("VmHWM:")[2].split()[0]) / 1024
     times = {"seconds": round(seconds, 4), "core_seconds": round(core_seconds, 4)}
     return {**times, "megabytes": round(megabytes), "kilobytes": num_bytes // 1000}
 
