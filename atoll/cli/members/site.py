@@ -156,13 +156,23 @@ def accept_rollback(
     if policy is not None and not budgets:
         raise CommandError("accept-rollback: --policy belongs to --budgets: leave it out, or name --budgets")
     if budgets:
-        from atoll.cli.members.site_budgets import close_budgets
-
-        close_budgets(policy, state, json=json)
+        _close_budgets(policy, folder_of(state), json=json)
     elif new_key:
         _replace_key(folder_of(state), json=json)
     else:
         _accept_of_run(run, folder_of(state), json=json)
+
+
+def _close_budgets(policy: Path | None, folder: Path, *, json: bool) -> None:
+    from atoll.operations.lost_ledger import close_budgets
+
+    closed = close_budgets(policy, folder)
+    if json:
+        as_json({"closed": closed})
+        return
+    for name in closed:
+        say(name)
+    note("these data sets allow nothing any more: give each a new name in the policy, which begins a new budget")
 
 
 def _replace_key(folder: Path, *, json: bool) -> None:

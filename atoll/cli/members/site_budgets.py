@@ -1,8 +1,6 @@
 """`atoll site budgets`: what was spent of the privacy budgets of a site's data, by which runs, and what is left."""
 
-import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,13 +9,12 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.members.site import State, folder_of
-from atoll.cli.printing import as_json, clock, note, say, table
+from atoll.cli.printing import as_json, clock, note, table
 from atoll.cli.waiting import waiting_for
 from atoll.operations.faults import CommandError
 
 if TYPE_CHECKING:
     from atoll.client.policy.budgets.report import BudgetSpent
-    from atoll.client.policy.config import PrivacyPolicy
 
 Policy = Annotated[
     Path | None,
@@ -37,6 +34,7 @@ def budgets(policy: Policy = None, state: State = None, json: options.Json = Fal
     """
     from atoll.client.policy.budgets.report import read_budgets
     from atoll.client.policy.database import BUSY_S, NAME, HistoryUnusable
+    from atoll.operations.lost_ledger import privacy_of
 
     folder = folder_of(state)
     of_site = privacy_of(policy)
@@ -67,48 +65,3 @@ def _rows(found: "list[BudgetSpent]") -> Iterator[tuple[object, ...]]:
         for run in each.runs:
             of_run = (run.charges, f"{run.epsilon:.6g}", "-", "-", "-", clock(run.last_at))
             yield (each.data, each.unit, f"{run.run} ({run.coordinator})" if run.coordinator else run.run, *of_run)
-
-
-def privacy_of(policy: Path | None) -> "PrivacyPolicy | None":
-    """Return the budgets of a policy file; None: there is no file.
-
-    Raises:
-        ConfigError: the file is not valid; all faults.
-    """
-    from atoll.client.policy.file import PolicyFile
-
-    if policy is None:
-        return None
-    site = PolicyFile(policy).policy
-    return None if site is None else site.privacy
-
-
-def close_budgets(policy: Path | None, state: Path | None, *, json: bool) -> None:
-    """Begin a new ledger after a loss, in which all known names are closed, and print them.
-
-    Raises:
-        CommandError: the ledger cannot be used at all.
-        ConfigError: the agent runs, or the policy is not valid.
-    """
-    from atoll.client.disk.state_directory import StateDirectory
-    from atoll.client.policy.budgets.ledger import Ledger
-    from atoll.client.policy.database import HistoryUnusable, PolicyDatabase
-    from atoll.operations.local_audit import record_at_site
-
-    folder, of_site = folder_of(state), privacy_of(policy)
-    path = Path(of_site.ledger) if of_site is not None and of_site.ledger else folder
-    names = [] if of_site is None else [budget.name for budget in of_site.data]
-    with closing(StateDirectory(folder)):
-        try:
-            with closing(PolicyDatabase(path)) as database:
-                closed = Ledger(database, folder).close_names(names, time.time())
-        except HistoryUnusable as error:
-            raise CommandError(str(error)) from None
-    for name in closed:
-        record_at_site(folder, "site.budget_closed", name, "its ledger was lost: all of its budget counts as spent")
-    if json:
-        as_json({"closed": closed})
-        return
-    for name in closed:
-        say(name)
-    note("these data sets allow nothing any more: give each a new name in the policy, which begins a new budget")
