@@ -14,7 +14,7 @@ from atoll.cli.exports.export import export
 from atoll.cli.flower import commands as flower
 from atoll.cli.group import Commands
 from atoll.cli.log import quiet_grpc
-from atoll.cli.members import audit, authority, clients, site, site_peers
+from atoll.cli.members import audit, authority, clients, site, site_budgets, site_peers
 from atoll.cli.members.join import join
 from atoll.cli.new import new
 from atoll.cli.plugins import plugins
@@ -67,6 +67,7 @@ app.add_typer(clients.app, name="client")
 app.add_typer(authority.app, name="authority")
 app.add_typer(models.app, name="model")
 app.add_typer(ranks.app, name="rank")
+site.app.command()(site_budgets.budgets)
 site.app.command()(site_peers.fingerprint)
 site.app.command()(site_peers.trust)
 site.app.command()(site_peers.distrust)

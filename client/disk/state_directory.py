@@ -12,7 +12,8 @@ identity/     credential: the agent's key and certificate (`protocol/identity/cr
 seen          newest round and version of each run that the coordinator has shown (`seen_store`)
 work/         output files of the worker; emptied when an agent starts
 crew/         shared by an agent and its ranks: address of their socket, checkpoint within a round (`mesh_client`)
-policy.db     history for the site's policy: runs that have asked, rounds that have begun (`policy/history`)
+policy.db     history for the site's policy: runs that have asked, rounds that have begun (`policy/history`), budgets
+budgets.json  end of the ledger of budgets as this agent last saw it (`policy/budgets/anchor`)
 decisions/    log of the policy's decisions (`policy/decisions`)
 worker.*.log  output of the user's code, one file for each task; with a mesh, one more for each rank
 """

@@ -122,7 +122,7 @@ class DataBudget(BaseModel):
 
 
 class PrivacyPolicy(BaseModel):
-    """The site's budgets of differential privacy (docs/privacy-sites.md)."""
+    """The site's budgets of differential privacy (docs/privacy.md)."""
 
     model_config = STRICT
 

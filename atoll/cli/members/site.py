@@ -122,6 +122,14 @@ def accept_rollback(
     new_key: Annotated[
         bool, typer.Option("--new-key", help="Accept a rollback of this site instead: give it a new key.")
     ] = False,
+    budgets: Annotated[
+        bool,
+        typer.Option("--budgets", help="Accept the loss of this site's ledger: its data sets need new names."),
+    ] = False,
+    policy: Annotated[
+        Path | None,
+        typer.Option("--policy", metavar="FILE", help="With --budgets: the policy, whose ledger and names are meant."),
+    ] = None,
     state: State = None,
     json: options.Json = False,
 ) -> None:
@@ -135,15 +143,36 @@ def accept_rollback(
     --new-key: this site's state directory was put back from a copy, or its promises or its site key are damaged or
     lost. Other sites refuse its old key, as it could open one update twice; they pin the new one, for which they ask by
     telephone. Promises that can be read still bind. The agent must not run.
+
+    --budgets: the ledger of this site's privacy budgets is damaged, was put back from a copy, or is lost. All names of
+    data sets that it, the agent or the policy know are closed, as what was spent is not known; a new budget is a new
+    name. The agent must not run.
     """
-    if bool(run) == new_key:
+    if bool(run) + new_key + budgets != 1:
         raise CommandError(
-            "accept-rollback: name either a RUN, whose coordinator has gone back, or --new-key, as this site itself has"
+            "accept-rollback: name either a RUN, whose coordinator has gone back, or --new-key or --budgets, as this "
+            "site itself has"
         )
-    if new_key:
+    if policy is not None and not budgets:
+        raise CommandError("accept-rollback: --policy belongs to --budgets: leave it out, or name --budgets")
+    if budgets:
+        _close_budgets(policy, folder_of(state), json=json)
+    elif new_key:
         _replace_key(folder_of(state), json=json)
     else:
         _accept_of_run(run, folder_of(state), json=json)
+
+
+def _close_budgets(policy: Path | None, folder: Path, *, json: bool) -> None:
+    from atoll.operations.lost_ledger import close_budgets
+
+    closed = close_budgets(policy, folder)
+    if json:
+        as_json({"closed": closed})
+        return
+    for name in closed:
+        say(name)
+    note("these data sets allow nothing any more: give each a new name in the policy, which begins a new budget")
 
 
 def _replace_key(folder: Path, *, json: bool) -> None:

@@ -150,6 +150,7 @@ def _checked(
         settings = settings.model_copy(update={"state": Path(f"atoll-agent-{settings.site}")})
     if settings is not None and named and is_check and not of_python:
         faults += faults_at_the_site(settings, references)
+        faults += _faults_of_budgets(settings.policy, settings.state)
     if faults or settings is None:
         raise ConfigError(faults)
     return settings, named
@@ -164,6 +165,24 @@ def _faults_of_policy(path: Path | None) -> Sequence[str]:
     except ConfigError as error:
         return error.faults
     return ()
+
+
+def _faults_of_budgets(path: Path | None, state: Path) -> list[str]:
+    """Return the fault of a ledger of budgets that allows nothing."""
+    from atoll.client.policy.budgets.report import read_budgets
+    from atoll.client.policy.database import HistoryUnusable
+    from atoll.client.policy.file import PolicyFile
+    from atoll.protocol.settings import ConfigError
+
+    try:
+        policy = PolicyFile(path).policy
+        if policy is not None and (privacy := policy.privacy).data:
+            read_budgets(Path(privacy.ledger) if privacy.ledger else state, state, privacy.data)
+    except ConfigError:
+        return []  # it is told already
+    except HistoryUnusable as error:
+        return [str(error)]
+    return []
 
 
 def _faults_of_python(python: Path | None) -> list[str]:
