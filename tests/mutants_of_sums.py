@@ -629,6 +629,22 @@ OF_SUMS = (
         OF_ROUNDS,
     ),
     Mutant(
+        "sum: a masked update of an earlier attempt that comes again",
+        ROUND,
+        "            self._forgotten.add(masked.digest)\n",
+        "            pass\n",
+        "a repeated upload of an attempt that has failed is in the sum of the next one",
+        (f"{_ROUNDS}::test_a_masked_update_of_a_failed_attempt_that_comes_again_is_in_no_sum",),
+    ),
+    Mutant(
+        "sum: a refused masked update that comes again",
+        ROUND,
+        "            self._forgotten.add(update.digest)  # it may come again in the next attempt\n",
+        "",
+        "an upload that was refused between two attempts is in the sum of the second one",
+        (f"{_ROUNDS}::test_a_masked_update_of_a_failed_attempt_that_comes_again_is_in_no_sum",),
+    ),
+    Mutant(
         "sum: an opening forgotten in a crash",
         ROUND,
         "        pending = (each for each in self._running if each.opening is not None)\n",

@@ -104,6 +104,7 @@ class SecureRound(Round):
         self._sums: list[OneSum] = []
         self._sessions: dict[ClientId, int] = {}
         self._lost_sums: set[int] = set()
+        self._forgotten: set[Digest] = set()  # masked updates of failed attempts, and refused ones
         self._charged: list[ClientId] = []  # for each attempt whose masked updates may leave
         self.record.ranges = [*ranges]
 
@@ -337,6 +338,8 @@ class SecureRound(Round):
         of, row = self._sessions.get(update.client_id), self.record.clients.get(update.client_id)
         if self.phase is not Phase.SECURING or of is None or row is None or row.fate is not Fate.JOINED:
             return False
+        if update.digest in self._forgotten:
+            return False
         if row.sum is None or row.sum.left:
             return False
         session, position = self._sums[of].session, self._sums[of].position_of(update.client_id)
@@ -346,6 +349,7 @@ class SecureRound(Round):
         """Accept a masked update, or refuse it: its client is in no session that still takes one."""
         row = self.record.clients[update.client_id]
         if not self.is_open_for(update):
+            self._forgotten.add(update.digest)  # it may come again in the next attempt
             detail = f"the round is {self.phase}, and takes no masked update of {update.client_id} now"
             return (reject(update, RejectReason.NOT_IN_SESSION, detail),)
         if fault := fault_of(
@@ -569,7 +573,8 @@ class SecureRound(Round):
     def _forget_masked(self, client_id: ClientId, now: float) -> None:
         """Forget the masked update of an attempt that has failed: nothing can open it."""
         row = self.record.clients[client_id]
-        if self._reported.pop(client_id, None) is not None:
+        if (masked := self._reported.pop(client_id, None)) is not None:
+            self._forgotten.add(masked.digest)
             row.digest, row.num_bytes, row.plain_bytes, row.upload_begun_at = None, 0, 0, None
             self._set_fate(client_id, Fate.JOINED, now)
         if row.sum is not None:

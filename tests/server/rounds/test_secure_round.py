@@ -6,14 +6,16 @@ from dataclasses import replace
 import pytest
 
 from atoll.aggregation.masked.no_sum import NoSum
-from atoll.protocol.secure.messages import Gone, Survivors
+from atoll.protocol.secure.messages import Boxes, Gone, Roster, Survivors
 from atoll.protocol.vocabulary import AbandonReason, CloseReason, FailureReason, Fate, RejectReason, RoundId, RunState
+from atoll.server.rounds import events as ev
 from atoll.server.rounds.events import Aggregated, AggregationFailed, ClientFailed, Invite
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.session_events import TellMember
 from atoll.server.views.sentences import sentences
 from tests.server.rounds.secure_federation import SecureRun, fates, is_reported
 from tests.server.rounds.secure_schedules import BadSchedule, judged_all
+from tests.server.sessions.small_federation import SIZE
 
 
 def test_two_rounds_open_the_sums_of_all_members():
@@ -198,6 +200,36 @@ def test_another_attempt_opens_the_sum_of_all_also_of_those_whose_masked_updates
     record = run.machine.ledger.past[RoundId(1)]
     assert record.sums[0].attempt == 2
     assert is_reported(record)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("was_accepted", [True, False])
+def test_a_masked_update_of_a_failed_attempt_that_comes_again_is_in_no_sum(seed, was_accepted):
+    run = SecureRun(4, random.Random(seed), rounds=1)
+    silent, upload, told, again = [*run.sites][2:], run.upload, run.send, []
+
+    def upload_late(name, number):
+        if name not in silent or run.work[name, number].pending[1] > 1:
+            upload(name, number)
+
+    def send(effect):
+        told(effect)
+        if getattr(effect, "attempt", 0) != 2 or (effect.client_id in silent) == was_accepted:
+            return
+        if isinstance(effect.question, Boxes) or (isinstance(effect.question, Roster) and not was_accepted):
+            first = next(digest for digest in run.work[effect.client_id, 1].masked)
+            run.accepted.setdefault(first, run.work[effect.client_id, 1].masked[first])
+            # a network has kept it, as the client has long begun another upload
+            run.post(
+                ev.UpdateReceived(ev.Update(effect.client_id, RoundId(1), run.base_of(1), first, 1, 1.0, 4 * SIZE))
+            )
+            again.append(first)
+
+    run.upload, run.send = upload_late, send
+    assert run.run()
+    assert len(again) == (2 if was_accepted else 4)
+    assert run.refused == [RejectReason.NOT_IN_SESSION] * len(again)
+    assert run.opened == [(1, 0, tuple(run.sites))]
 
 
 def test_the_seeds_have_every_fault_and_every_end():
