@@ -124,7 +124,9 @@ def faults_of_budget(terms: ExampleTerms) -> Iterator[str]:
             account.bound_noise(terms.epsilon, terms.uses * terms.steps)
         except ValueError as error:
             yield f"privacy.epsilon: {error}: allowed is a larger epsilon or delta, or fewer steps"
-    elif (one := account.bound_of(z, terms.steps)) > terms.epsilon:
+    elif account.bound_of(z, terms.steps) <= terms.epsilon:  # quick
+        return
+    elif (one := account.epsilon_of(z, terms.steps)) > terms.epsilon:
         why = f"one training of {count_of(terms.steps, 'step')} costs epsilon {one:.6g}"
         yield _fault("privacy.noise_multiplier", z, why, "more, a larger epsilon, or fewer steps (local.max_steps)")
 
