@@ -93,9 +93,8 @@ class SecureSums:
         self._noise_secret = stores.noise_secret
         self._send, self._spawn, self._on_event = send, spawn, on_event
         self._members: dict[Key, _Membership] = {}
-        self._metrics: dict[
-            Key, bytes
-        ] = {}  # of evaluations and statistics, encoded, as to make them again costs little
+        # metrics of evaluations, and statistics, both encoded; in memory alone, as to make them again costs little
+        self._metrics: dict[Key, bytes] = {}
         self._masking = asyncio.Lock()
 
     @property
