@@ -353,6 +353,14 @@ OF_SUMS = (
         new="",
     ),
     Mutant(
+        "sum: another attempt under other terms",
+        "client/work/secure_sums.py",
+        "        if self._encoded_for(request.key) != terms.of_sum.hex():\n",
+        "        if False:\n",
+        "a coordinator lets an attempt fail and gets the next one without noise",
+        ("tests/client/work/test_secure_sums.py",),
+    ),
+    Mutant(
         "sum: metrics in two sums",
         PROMISES,
         '        if terms.purpose != "update" and signed:\n',

@@ -101,6 +101,8 @@ class Entry:
     """Whether part i goes to rank (rank + i) modulo the number of ranks; else all parts go to `rank`."""
     parts: tuple[EntryPart, ...] = ()
     """Parts, in order, each sent on its own stream; empty: the update is sent as a whole."""
+    terms: str = ""
+    """Of an update that is encoded for a secure sum, its `Terms.of_sum`, in hexadecimal: it is in no other sum."""
 
 
 class Spool:
@@ -141,6 +143,7 @@ class Spool:
         rank: int = 0,
         spreads: bool = False,
         parts: Sequence[PartManifest] = (),
+        terms: str = "",
     ) -> Entry:
         """Move a safetensors file of the manifest's pieces into the spool as an entry; durable on return.
 
@@ -153,6 +156,7 @@ class Spool:
             costs: the costs of the update.
             rank: the aggregation rank that the update is for.
             spreads: whether its parts go to this rank and the following ones, in turn.
+            terms: as in `Entry`.
 
         Raises:
             SpoolFull: there is no room.
@@ -171,6 +175,7 @@ class Spool:
                 rank,
                 spreads,
                 tuple(_part_in(path, part) for part in parts),
+                terms,
             )
             add = self._add_folder if parts else self._add_file
             add(data, entry)
@@ -251,6 +256,7 @@ def _document(entry: Entry) -> dict[str, Any]:
         **asdict(entry.costs),
         "rank": entry.rank,
         "spreads": entry.spreads,
+        "terms": entry.terms,
     }
 
 
@@ -343,5 +349,6 @@ def _entry(path: Path, document: Mapping[str, Any]) -> tuple[Entry, UpdateManife
         ),
         rank=int(document.get("rank", 0)),
         spreads=bool(document.get("spreads", False)),
+        terms=str(document.get("terms", "")),
     )
     return entry, manifest

@@ -338,6 +338,7 @@ class Jobs:
                 rank=invitation.rank,
                 spreads=invitation.spreads,
                 parts=parts,
+                terms="" if invitation.secure is None else invitation.secure.of_sum.hex(),
             )
             return encoded
 

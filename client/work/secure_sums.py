@@ -95,6 +95,7 @@ class SecureSums:
         self._members: dict[Key, _Membership] = {}
         # metrics of evaluations, and statistics, both encoded; in memory alone, as to make them again costs little
         self._metrics: dict[Key, bytes] = {}
+        self._metrics_for: dict[Key, str] = {}  # `Terms.of_sum` of the sum that each is encoded for
         self._masking = asyncio.Lock()
 
     @property
@@ -138,6 +139,9 @@ class SecureSums:
         if known is not None and known.member.terms.attempt >= terms.attempt:
             self._refuse(terms, "another attempt of this round has begun here, under other terms")
             return
+        if self._encoded_for(request.key) != terms.of_sum.hex():
+            self._refuse(terms, "this attempt has other terms than the sum that was agreed to and encoded for here")
+            return
         self._drop(request.key)
         if known is None and self._security.has_joined(terms):
             self._say(terms, Gone(RESTARTED))
@@ -147,6 +151,16 @@ class SecureSums:
         membership.steps.put_nowait(membership.member.start)
         self._spawn(self._work(membership))
 
+    def _encoded_for(self, key: Key) -> str:
+        """Return the sum that a site's numbers are encoded for; empty: none.
+
+        A coordinator that lets an attempt fail could ask for another one with less noise, a larger norm or a smaller
+        quorum: neither the policy nor an approval nor the budget is asked about it again.
+        """
+        if key in self._encoded.entries():
+            return self._encoded[key].terms
+        return self._metrics_for.get(key, "")
+
     def _encode(
         self, request: EvaluationRequest | StatisticsRequest, terms: Terms, sums: Sums | SiteStatistics | None
     ) -> str:
@@ -154,6 +168,7 @@ class SecureSums:
         key = request.key
         if key in self._metrics:
             return ""
+        self._metrics_for[key] = terms.of_sum.hex()
         if sums is None:
             return "what this site has measured is in another sum already"
         if isinstance(request, StatisticsRequest):
@@ -207,6 +222,7 @@ class SecureSums:
     def _delete(self, key: Key) -> None:
         self._encoded.discard(key)
         self._metrics.pop(key, None)
+        self._metrics_for.pop(key, None)
 
     def _drop(self, key: Key) -> None:
         if (membership := self._members.pop(key, None)) is not None:

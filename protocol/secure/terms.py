@@ -106,6 +106,11 @@ class Terms:
         """SHA-256 of what is the same in all rounds of a run, which a site approves."""
         return digest("approved", replace(self, round=0, attempt=1, session=0, base=0, model="", ranges="").canonical())
 
+    @property
+    def of_sum(self) -> bytes:
+        """SHA-256 of what is the same in all attempts at one sum: a site agrees to it, charges and encodes it once."""
+        return digest("sum", replace(self, attempt=1, session=0).canonical())
+
     def threshold_of(self, members: int) -> int:
         """Return how many of n `members` open a sum."""
         return threshold_of(self.threshold, members)

@@ -214,7 +214,8 @@ class RunMachine(Evaluations):
         An open round is abandoned: its clients may have spent their budgets since. One that aggregates was closed
         before the backup, and its charge stays; it counts among the later rounds, too, as another fold of it would be
         another release if the secret of the noise was not in the backup. Where the clients add the noise, each attempt
-        of these rounds may have been charged.
+        of these rounds may have been charged. In asynchronous modes a client that was training at the backup may have
+        been in one sum more than there were rounds.
         """
         ledger, privacy = self.ledger, self.rules.privacy
         if privacy is None or ledger.restoration == event.restoration:
@@ -225,7 +226,7 @@ class RunMachine(Evaluations):
             return ()
         membership, secure = ledger.membership, self.rules.secure
         each = secure.attempts if secure is not None and privacy.noise_by == "clients" else 1
-        membership.charge_all(number * each, privacy)
+        membership.charge_all(number * each + self.rules.policy.is_asynchronous, privacy)
         charge = privacy.charged(len(membership.members), membership.most_spent, membership.most_uses)
         rounds = f"rounds {closed + 1} to {event.round_id}"
         effects: Effects = (AuditCharge(rounds, charge),)

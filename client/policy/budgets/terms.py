@@ -39,6 +39,8 @@ _KNOWN = {
     "sample_rate",
     "noise_multiplier",
     "clip_norm",
+    "clip",
+    "clip_quantile",
     "epsilon",
     "delta",
     "participations_max",
@@ -80,9 +82,11 @@ def spending_of(local: str) -> Spending:
         raise ValueError(f"with noise by {noise_by!r} for one {unit}: allowed is {_PARTIES[unit]!r}")
     if (mechanism := terms.get("mechanism", "gaussian")) != "gaussian":
         raise ValueError(f"with {PREFIX}mechanism = {mechanism!r}, which this Atoll cannot charge")
+    if (clip := terms.get("clip", "fixed")) not in ("fixed", "adaptive"):
+        raise ValueError(f"with {PREFIX}clip = {clip!r}, which this Atoll cannot charge")
     z = _number(terms, "noise_multiplier", NOISE_MIN, NUMBER_MAX)
     _number(terms, "clip_norm", NUMBER_MIN, NUMBER_MAX)
-    if unit == "client":
+    if unit == "client":  # with an adaptive clip, the sum and the count of short updates are one use of z together
         return Spending(unit, noise_by, (Steps(z, 1.0, 1),))
     rate = _number(terms, "sample_rate", NUMBER_MIN, 1.0)
     return Spending(unit, noise_by, (Steps(z, rate, _steps(table, rate)),))

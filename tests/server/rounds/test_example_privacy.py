@@ -6,7 +6,7 @@ from atoll.server.journal.codec import decode_ledger, decode_rules, encode_ledge
 from atoll.server.rounds.events import EndRun
 from atoll.server.rounds.privacy_rules import ExampleRules
 from tests.server.rounds.test_buffer_round import Flow
-from tests.server.rounds.test_privacy import closed, private, uses
+from tests.server.rounds.test_privacy import closed, named, private, uses
 
 DELTA, RATE, Z, STEPS = 1e-5, 0.04, 1.5, 15
 
@@ -51,3 +51,15 @@ def test_a_buffer_charges_an_update_when_it_comes_and_once() -> None:
     flow.commit()
     assert "a" not in flow.training, "its budget is spent"
     assert {"b", "c"} & flow.training.keys()
+
+
+def test_a_restored_buffer_charges_also_what_trained_at_the_backup() -> None:
+    flow = Flow(rules={"privacy": rules(uses=9)}, concurrency=3)
+    flow.join("abc")
+    for client in "ab":
+        flow.update(client)
+    flow.commit()
+    before = uses(flow)
+    named(flow, 4)
+    forgotten = 4 - 1 + 1
+    assert uses(flow) == {name: count + forgotten for name, count in before.items()}, "c was training since round 1"

@@ -29,6 +29,7 @@ def of(terms: dict[str, Any], **changed: Any) -> Spending:
 
 def test_a_guarantee_for_clients_is_one_step_of_its_noise_by_the_coordinator() -> None:
     assert of(CLIENT) == Spending("client", "coordinator", (Steps(4.0, 1.0, 1),))
+    assert of(CLIENT, clip="adaptive", clip_quantile=0.5) == of(CLIENT), "its count is in the charge"
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,7 @@ def test_a_guarantee_for_examples_is_the_most_steps_of_any_round(local: dict[str
         (CLIENT, {"noise_multiplier": "absent"}, "without privacy.noise_multiplier"),
         (CLIENT, {"clip_norm": 1e10}, "with 10000000000.0 as privacy.clip_norm"),
         (CLIENT, {"clip_norm": "adaptive"}, "with 'adaptive' as privacy.clip_norm"),
+        (CLIENT, {"clip": "none"}, "with privacy.clip = 'none', which"),
         (CLIENT, {"noise_by": "site"}, "with noise by 'site' for one client"),
         (CLIENT, {"noise_by": "clients"}, "with noise by 'clients' for one client"),
         (CLIENT, {"mechanism": "correlated"}, "privacy.mechanism = 'correlated'"),
