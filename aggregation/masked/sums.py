@@ -190,7 +190,9 @@ def open_sums(
             norm = words.opened(segments, exchange, file, execution)
         bound = bound_of(vector, exact)
         if norm > bound:
-            dropped[session.number] = f"its norm is {norm:.4g}; allowed of its weight: {bound:.4g}"
+            is_told = not vector.encoding.is_private  # the noise is not yet in it, or the members' alone
+            its_norm = f"{norm:.4g}" if is_told else "too large"
+            dropped[session.number] = f"its norm is {its_norm}; allowed of its weight: {bound:.4g}"
             file.close()
             continue
         sums.append(OpenedSum(session.number, exact, vector, segments[exchange.rank], file))
