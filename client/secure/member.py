@@ -390,7 +390,9 @@ class Member:
 
     @property
     def _of_noise(self) -> str:
-        return f", the noise of {self._privacy.honest_min} honest members" if self._privacy and self._noise_min else ""
+        if not (self._privacy and self._noise_min):
+            return ""
+        return f", the noise of {count_of(self._privacy.honest_min, 'honest member')}"
 
     # ------------------------------------------------------------ secrets
 

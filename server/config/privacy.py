@@ -389,8 +389,8 @@ class PrivacyConfig(BaseModel):
         """Yield what is allowed and probably not meant."""
         if self.is_shared and secure is not None and secure.sessions > 1:
             yield (
-                f"secure.sessions: {secure.sessions} sums have their noise each, which together is "
-                f'{math.sqrt(secure.sessions):.3g} times that of one: privacy.noise_by = "clients" needs no more than 1'
+                f"secure.sessions: got {secure.sessions}, and each sum has its noise, which together is that of one, "
+                f'multiplied by {math.sqrt(secure.sessions):.3g}: privacy.noise_by = "clients" needs no more than 1'
             )
         if self.epsilon > 10:
             yield f"privacy.epsilon: {self.epsilon:g} promises little: docs/privacy.md says what epsilon means"

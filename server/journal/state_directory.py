@@ -25,7 +25,7 @@ from atoll.ground.durable import write_atomically
 from atoll.ground.folders import sync_folder
 from atoll.protocol.vocabulary import RunId
 from atoll.server.errors import StateInUse, StateUnusable, StoreCorrupted
-from atoll.server.journal import binding, migrations, schema
+from atoll.server.journal import binding, schema
 from atoll.server.journal.database import Database
 from atoll.server.journal.holder import lock_directory, run_folder
 
@@ -136,7 +136,11 @@ def _check(database: Database, path: Path) -> str:
             database.check(connection)
             if not inspect(connection).get_table_names():
                 _create(connection, path, database.name)
-            migrations.migrate(connection, path if is_here else database.name)
+            where = path if is_here else database.name
+            if schema.check_version(connection, where) < schema.SCHEMA_VERSION:
+                from atoll.server.journal.migrations import migrate  # which reads all that a journal has
+
+                migrate(connection, where)
             number = "" if is_here else binding.bind(connection, path, database.name)
             database.settle(connection)
             return number

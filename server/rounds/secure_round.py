@@ -494,7 +494,8 @@ class SecureRound(Round):
 
     @property
     def _threshold_as_set(self) -> str:
-        noise = f" and privacy.honest_min, of {self._secure.sum_min} members" if self._secure.sum_min else ""
+        most = count_of(self._secure.sum_min, "member")
+        noise = f" and privacy.honest_min, of {most}" if self._secure.sum_min else ""
         return f"secure.threshold = {self._secure.threshold}{noise}"
 
     def _told(self, of: OneSum, tell: Tell) -> TellMember:

@@ -72,7 +72,7 @@ class Encoding:
         if wrong := [each for each in self.exponents if not EXPONENT_MIN <= each <= EXPONENT_MAX]:
             yield f"the exponent {wrong[0]} of a range is not in {EXPONENT_MIN}..{EXPONENT_MAX}"
         if not (math.isfinite(self.share) and (self.share == 0.0 or (self.is_private and self.share > 0.0))):
-            yield f"a share of noise of {self.share} steps is not a finite number above 0, in a private sum"
+            yield f"a share of noise is a finite number of steps above 0, in a private sum, not {self.share}"
         if self.is_private and (self.metrics or self.examples_max or any(self.exponents)):
             yield "a private sum has metrics, weights by examples or ranges that follow from data"
         try:

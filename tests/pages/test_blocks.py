@@ -119,10 +119,17 @@ def test_a_csv_is_a_trace_of_devices(block: Block, tmp_path: Path) -> None:
         assert read_speeds(path, ["north", "south"], np.zeros(2))
 
 
-NO_SETTINGS = {*map(str, Action), *(name for name, _ in STEPS), "train.allowed", "evaluate.waiting", "optimizer.inner"}
+NO_SETTINGS = {
+    *map(str, Action),
+    *(name for name, _ in STEPS),
+    "train.allowed",
+    "evaluate.waiting",
+    "optimizer.inner",
+    "privacy.key",
+}
 NO_SETTINGS |= {name for name, _ in STEPS_OF_A_ROUND}
 NO_SETTINGS |= {JOINED, SIGNED, LEFT, OPENED}
-"""Words with a dot that begin as a table of settings does: actions of logs, steps of a rank, an attribute in Python."""
+"""Words with a dot that begin as a table of settings does: actions, steps of a rank, an attribute in Python, a file."""
 
 
 @pytest.mark.parametrize("page", PAGES)

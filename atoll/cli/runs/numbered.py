@@ -40,7 +40,7 @@ def read_numbered(
         if seen["next"] is not None:
             note(f"more {view} follow: --after {seen['next']}")
         return seen
-    shown = [row for row in rows if row[NUMBER[view]] > (after or 0)]
+    shown = [row for row in rows if after is None or row[NUMBER[view]] > after]
     if seen["next"] is not None and len(shown) == len(rows) and last is None:
         note(f"these are the newest {len(rows):,}; earlier {view}: --after 0, or a larger --last")
     return seen | {"rows": shown}

@@ -33,10 +33,9 @@ def options(**changed: str) -> list[str]:
         (["--set", "privacy.epsilon=8"], ["privacy.epsilon: got 8.0: without privacy.unit"]),
         (options(unit="client"), ['privacy.unit: got "client", which is for a federation']),
         (
-            [*options(), "--nproc", "2", "--set", "train.batch_size=8", "--set", "plan.precision=bf16"],
-            ["--mesh: got dp_replicate=2", "train.batch_size: got 8", "plan.precision: got 'bf16'"],
+            [*options(), "--nproc", "2", "--set", "train.batch_size=8", "--mesh", "pp=2"],
+            ["--mesh: got pp=2: a pipeline knows no norm of a whole gradient", "train.batch_size: got 8"],
         ),
-        ([*options(), "--nproc", "2", "--mesh", "pp=2"], ["a pipeline knows no norm of a whole gradient"]),
         (
             [*options(noise_multiplier="0.5", epsilon="8"), "--steps", "300"],
             ["privacy.epsilon: 8 at delta 0.0001 is spent after", "of 300 steps with privacy.noise_multiplier 0.5"],

@@ -125,7 +125,7 @@ def test_the_clients_share_follows_from_threshold_and_colluders() -> None:
     more = run_with([*SHARED, "privacy.colluders=2", "secure.sessions=2", "round.cohort_size=16", "round.quorum=12"])
     assert isinstance(more.rules.privacy, SharedRules)
     assert (more.rules.privacy.honest_min, more.rules.privacy.sum_min) == (4, 6)  # 8 members open with 6
-    assert [line for line in more.notices if line.startswith("secure.sessions: 2 sums have their noise each")]
+    assert [line for line in more.notices if line.startswith("secure.sessions: got 2, and each sum has its noise")]
     fewer = run_with([*SHARED, "privacy.honest_min=3", "round.quorum=5"]).rules.privacy
     assert isinstance(fewer, SharedRules)
     assert (fewer.honest_min, fewer.sum_min) == (3, 4)
@@ -145,7 +145,7 @@ def test_the_clients_share_follows_from_threshold_and_colluders() -> None:
         ([*SHARED, "privacy.epsilon=0.05"], "privacy.noise_multiplier: 10 members in words of 32 bits"),
         (
             [*SHARED, 'privacy.noise_by="coordinator"', "privacy.epsilon=0.01", "secure.bits=64"],
-            "privacy.noise_multiplier: one member's noise has the standard deviation",
+            "privacy.noise_multiplier: one member's noise has a standard deviation",
         ),
     ],
 )
