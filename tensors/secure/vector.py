@@ -91,7 +91,8 @@ def fault_of_noise(bits: int, members: int, share: float) -> str:
         share: standard deviation of one member's noise [steps].
     """
     if not SHARE_MIN <= share <= SHARE_MAX:
-        return f"one member's noise has a standard deviation of {share:.4g} steps, not {SHARE_MIN:g} to {SHARE_MAX:.4g}"
+        allowed = f"{SHARE_MIN:g} to {SHARE_MAX:.4g}"
+        return f"one member's noise has a standard deviation of {share:.4g}, in steps, not {allowed}"
     return fault_of(bits, members, 10.0 * share * math.sqrt(members))
 
 

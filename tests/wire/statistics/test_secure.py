@@ -29,6 +29,7 @@ class Stores:
 
     encoded = spool = type("Empty", (), {"entries": dict, "discard": print})()
     models = work = None
+    noise_secret = b""
 
 
 def shell_of(it, client, stack):
@@ -86,7 +87,7 @@ async def serve(it, client, place, stack, *, leaves=False):
 async def test_the_sum_of_connected_sites_is_shown_as_one_and_a_repeated_one_is_over_the_same(tmp_path):
     state = tmp_path / "state"
     async with running(
-        state, coordinator__insecure=False, coordinator__lease=8, coordinator__enrol="127.0.0.1:0"
+        state, coordinator__insecure=False, coordinator__lease=2, coordinator__enrol="127.0.0.1:0"
     ) as it:
         async with it.admin() as admin, AsyncExitStack() as stack:
             for place, name in enumerate("abcde"):
