@@ -50,7 +50,6 @@ from atoll.ground.strict_json import (
     text,
     within,
 )
-from atoll.protocol.secure.session_size import ATTEMPTS_MAX
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.protocol.wire.channel import MESSAGE_BYTES_MAX
 from atoll.tensors.codecs.chunks import encoded_bytes
@@ -288,7 +287,7 @@ def parse_update(data: bytes) -> UpdateManifest:
         work=finite(fields["work"], "work"),
         pieces=read_pieces(fields["pieces"]) if content == "pieces" else (),
         parts=_parts(fields["parts"]) if content == "parts" else (),
-        attempt=integer(fields["attempt"], "attempt", low=1, high=ATTEMPTS_MAX) if "attempt" in given else 0,
+        attempt=integer(fields["attempt"], "attempt", low=1, high=INT64_MAX) if "attempt" in given else 0,
         **{name: within(fields[name], name, low=1.0, high=NORMALIZER_MAX) for name in given & _STEPS_KEYS},
     )
     check_canonical(manifest.encode(), data)
