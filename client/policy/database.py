@@ -106,7 +106,7 @@ class PolicyDatabase:
 
     Args:
         folder: the agent's state directory.
-        may_begin: whether a missing file begins anew beside a site key, whose promises were in it.
+        may_begin: whether a missing file is made again beside a site key, whose promises were in it.
 
     Raises:
         HistoryUnusable: from every method, when the file cannot be used.
