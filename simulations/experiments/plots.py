@@ -255,7 +255,7 @@ def metric_per_epsilon(axes: "Axes", reports: Drawn, metric: str) -> None:
         points.sort(key=lambda point: point[0].mean or 0.0)
         xs, ys = [[mean.mean or 0.0 for mean in means] for means in zip(*points, strict=True)]
         stds = [value.std or 0.0 for _, value in points]
-        bars = {"yerr": stds, "capsize": 3} if any(stds) else {}
+        bars: dict[str, Any] = {"yerr": stds, "capsize": 3} if any(stds) else {}
         axes.errorbar(xs, ys, marker="o", label=name, **bars, **next(styles))
     for name, value in across:
         assert value.mean is not None
@@ -291,7 +291,7 @@ PLOTS: dict[str, Callable[..., None]] = {
     "participation": participation,
     "bytes": bytes_per_round,
     "fairness": fairness,
-    "privacy": metric_per_epsilon,
+    "utility": metric_per_epsilon,
 }
 """Plots by the names of their files."""
 

@@ -33,7 +33,7 @@ def png_width(path: Path) -> int:
 @pytest.mark.slow
 def test_there_is_a_file_for_each_plot_and_one_of_all(tmp_path: Path) -> None:
     files = plots.plots([run(tmp_path, "one")], tmp_path / "plots")
-    assert [file.stem for file in files] == [*(name for name in plots.PLOTS if name != "privacy"), "overview"]
+    assert [file.stem for file in files] == [*(name for name in plots.PLOTS if name != "utility"), "overview"]
     assert png_width(files[0]) == 768
     assert png_width(files[-1]) == 2 * 768
 
