@@ -139,7 +139,6 @@ class Federation:
             self._check_data(saved, folder)
             reopen(saved.ledger, config.rounds)
         self.machine = RunMachine(replace(config.rules, wait=None), saved.ledger if saved else None)
-        next_round = self.machine.ledger.next_round
         self.timeline = Timeline(self.machine.ledger.now)
         threads = setting.simulation.threads
         run = RunTerms(config.given, config.aggregation.training, config.rounds, setting.training.run_number)
@@ -171,7 +170,7 @@ class Federation:
         )
         self.work = self._client_work(saved.train if saved else {})
         self.sites = sites_of(self.setting, self.timeline, self.service, self.work, self.sums)
-        self._report = RunFolder(folder, next_round - 1, saved.rounds if saved else None)
+        self._report = RunFolder(folder, self.machine.ledger.next_round - 1, saved.rounds if saved else None)
         self._measured: dict[Version, Measured] = {}
         self._summed: SumsFolded | None = None  # the newest fold of secure sums
         self._attack: Json = {}  # what the newest fold's updates have told the coordinator
