@@ -139,7 +139,14 @@ class Federation:
         run = RunTerms(config.given, config.aggregation.training, config.rounds, setting.training.run_number)
         request = {**asdict(run), "threads": threads, "model_seed": config.seed}
         keep = Keep.after(0, self.machine, config.round) if saved else None
-        self.versions = Models(folder / "models", config, bench_of(setting.task, request), threads, keep)
+        self.versions = Models(
+            folder / "models",
+            config,
+            bench_of(setting.task, request),
+            threads,
+            keep,
+            setting.simulation.noise_cohort_size,
+        )
         numbers = {name: number for number, name in enumerate(setting.num_examples)}
         self.client_states = ClientStates(folder / "clients", numbers, saved.client_states if saved else ())
         self.sums = self._secure_sums(folder / "sums", saved)
@@ -377,6 +384,8 @@ class Federation:
             malicious=self._malicious,
             is_uniform=self.setting.config.aggregation.weighting == "uniform",
         )
+        if (noise_cohort := self.setting.simulation.noise_cohort_size) is not None:
+            line["noise_cohort_size"] = noise_cohort  # its epsilon is no guarantee
         self._pending, self._is_saved = (effect, line), False
         self._collect_garbage()
 
@@ -466,7 +475,9 @@ class Federation:
             "version": int(ledger.version),
             "model_digest": str(ledger.model_digest),
             **best_of(self.setting.config.model.metric, ledger.best),
-            **of_privacy(self.machine),
+            **of_privacy(
+                self.machine, self.setting.config.round.cohort_size, self.setting.simulation.noise_cohort_size
+            ),
             **({"undecided": undecided} if (undecided := self.machine.undecided) else {}),
             "engine": self.engine.name,
             **({} if self.sums is None else {"secure": SIMULATED}),

@@ -53,8 +53,8 @@ OF_SUMS = ""
 SIMULATED = "simulated"
 """What the records of a run with `[secure]` say: its sessions protect nothing, as one process plays all parts."""
 
-NO_GUARANTEE = "no guarantee, as the noise of a simulation follows from its seed; deployed it would be"
-"""What stands before the sentence of a simulated run's guarantee."""
+NOISE_COHORT = "simulation.noise_cohort_size"
+"""The only setting of the computation on which what is computed depends."""
 
 Json = dict[str, Any]
 
@@ -244,12 +244,36 @@ def best_of(metric: WatchedMetric | None, best: MeasuredVersion | None) -> Json:
     return {"best": {"version": int(best.version), "metric": metric.name, "source": metric.source, "value": best.value}}
 
 
-def of_privacy(machine: RunMachine) -> Json:
-    """Return the account of a private run for its result; nothing if it has none. It is marked as no guarantee."""
+def of_privacy(machine: RunMachine, cohort: int, noise_cohort: int | None) -> Json:
+    """Return the account of a private run for its result; nothing if it has none. It is marked as no guarantee.
+
+    Args:
+        machine: of the run.
+        cohort: clients of a round.
+        noise_cohort: those whose noise its sums have; None: the same.
+    """
     found = guarantee_of(machine)
     if found is None:
         return {}
-    return {"privacy": found | {"simulated": True, "sentence": f"{NO_GUARANTEE}: {found['sentence']}"}}
+    would, more = "deployed it would be", {}
+    if noise_cohort is not None:
+        would = f"deployed with cohorts of {count_of(noise_cohort, 'client')} it would be"
+        more = {"noise_cohort_size": noise_cohort}
+    sentence = f"no guarantee, as {_of_noise(cohort, noise_cohort)}; {would}: {found['sentence']}"
+    return {"privacy": found | more | {"simulated": True, "sentence": sentence}}
+
+
+def note_of_noise(cohort: int, noise_cohort: int | None) -> str:
+    """Return the note of a private run, which says that it has no guarantee; arguments as of `of_privacy`."""
+    protects = "it protects nothing, and shows what noise does"
+    return f"privacy: no guarantee, as {_of_noise(cohort, noise_cohort)}: {protects}"
+
+
+def _of_noise(cohort: int, noise_cohort: int | None) -> str:
+    follows = "the noise of a simulation follows from its seed"
+    if noise_cohort is None:
+        return follows
+    return f"{follows}, and its sums of {count_of(cohort, 'client')} have the noise of a cohort of {noise_cohort:,}"
 
 
 def _of_buffer(record: RoundRecord) -> Json:

@@ -10,6 +10,7 @@ from atoll.simulations.attacks.adversary import Adversary
 from atoll.simulations.attacks.build import adversary_of
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Setting
+from atoll.simulations.federation.private_noise import faults_of_noise_cohort
 from atoll.simulations.federation.row_trial import try_rows
 from atoll.simulations.federation.training_engine import training_of
 from atoll.simulations.populations.empty_clients import dropping, faults_of_sizes
@@ -56,6 +57,7 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask, read: ReadFacts | N
     attacked = or_faults(lambda: _attacked(file, populated_task, names), faults)
     fleet = or_faults(lambda: file.devices.of(names, seed=file.seed), faults)
     faults += _cohort_faults(file, len(names))
+    faults += faults_of_noise_cohort(file.run, file.simulation.noise_cohort_size)
     faults += file.privacy.faults_of_delta(len(names)) if file.privacy is not None else ()
     if faults or sampler is None or training is None or attacked is None or fleet is None:
         raise ConfigError(list(dict.fromkeys(faults)))  # two parts may have found the same fault
