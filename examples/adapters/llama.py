@@ -17,7 +17,7 @@ SEQUENCE = 96
 PACKAGES = {"north": "asyncio", "south": "email", "mesh": "unittest", "east": "multiprocessing", "west": "http"}
 """The package of the standard library whose sources a site owns."""
 PUBLIC = "json"
-"""The package whose sources everybody has."""
+"""The package whose sources are the public text."""
 
 
 def config(layers: int = 2, width: int = 64) -> "LlamaConfig":  # noqa: F821 - imported late, it takes seconds
