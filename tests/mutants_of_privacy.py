@@ -49,6 +49,22 @@ OF_PRIVACY = (
         ("tests/client/policy/budgets/test_gate.py",),
     ),
     Mutant(
+        "privacy: a sum is judged without the coordinator's noise",
+        "aggregation/masked/fold.py",
+        "are_judged=step.private_sums is None or step.private_sums.noise is None,",
+        "are_judged=True,",
+        "whether a sum is dropped tells a member at the edge of the bound what others have added",
+        ("tests/aggregation/masked/test_fold.py",),
+    ),
+    Mutant(
+        "privacy: a noised sum of any length counts",
+        "aggregation/masked/fold.py",
+        "    if norm > bound:\n        why",
+        "    if False:\n        why",
+        "a member that ignores the bound makes the version",
+        ("tests/aggregation/masked/test_fold.py",),
+    ),
+    Mutant(
         "privacy: charged after the fold",
         ROUND,
         "        self._charge([contribution.client_id for contribution in aggregate.contributions])\n",
