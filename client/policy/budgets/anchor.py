@@ -4,8 +4,8 @@
 
 A ledger without the entry of this number and hash was put back from an older copy, emptied or removed: it allows
 nothing. The memory is written after the ledger and before the work that is charged; a longer ledger is no fault. Before
-the first charge of an agent it is written, too: so one that is missing, although the ledger or the log of decisions has a
-charge of this agent, was removed.
+the first charge of an agent it is written, too: so one that is missing, although the ledger or the log of decisions has
+a charge of this agent, was removed.
 """
 
 import json
