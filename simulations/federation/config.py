@@ -73,7 +73,7 @@ class SimulationFile(RunFile):
     """Devices of the clients."""
 
     attack: AttackConfig = AttackConfig()
-    """Attack of malicious clients."""
+    """Attack of malicious clients, or of the coordinator."""
 
     dotted_names: ClassVar[Mapping[str, int]] = {**RunFile.dotted_names, "sites": 1}
 

@@ -27,6 +27,7 @@ from atoll.server.rounds.record import CarriedRecord, ClientRecord, RoundRecord,
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import MeasuredVersion, WatchedMetric
 from atoll.server.views.privacy import guarantee_of
+from atoll.simulations.attacks.tally import AttackTally
 from atoll.simulations.federation.seal import seal
 from atoll.simulations.federation.snapshots import WAY_OUT
 from atoll.task.json_text import to_json
@@ -316,10 +317,12 @@ class Tally:
         self._counts: dict[str, Counter[str]] = {key: Counter() for key in REASONS}
         self._first: dict[tuple[str, str], str] = {}
         self._num_steps = 0
+        self._attack = AttackTally()
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Add the reasons and the steps in the line of a round."""
         self._num_steps += line.get("num_steps", 0)
+        self._attack.add(line.get("attack", {}))
         for key, counts in self._counts.items():
             for client, reason in line.get(key, {}).items():
                 word = reason.partition(":")[0]
@@ -329,11 +332,16 @@ class Tally:
     @property
     def result(self) -> Json:
         """The part of a run's result: the steps, and of each kind and reason the number and the first client."""
-        return {"num_steps": self._num_steps} | {
-            key: {word: {"count": count, "first": self._first[key, word]} for word, count in counts.most_common()}
-            for key, counts in self._counts.items()
-            if counts
-        }
+        attack = {"attack": self._attack.result} if self._attack.result else {}
+        return (
+            {"num_steps": self._num_steps}
+            | attack
+            | {
+                key: {word: {"count": count, "first": self._first[key, word]} for word, count in counts.most_common()}
+                for key, counts in self._counts.items()
+                if counts
+            }
+        )
 
 
 class RunFolder:
