@@ -256,9 +256,7 @@ def test_a_text_of_an_entry_is_read_as_the_entry(content: Any, name: str) -> Non
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
-@given(
-    content=contents, at=st.integers(0, 500), letter=st.characters(), kind=st.sampled_from([*KINDS])
-)
+@given(content=contents, at=st.integers(0, 500), letter=st.characters(), kind=st.sampled_from([*KINDS]))
 def test_another_text_is_another_entry_or_none(content: Any, at: int, letter: str, kind: str) -> None:
     text = text_of(content)
     changed = text[: at % len(text)] + letter + text[at % len(text) + 1 :]
