@@ -94,8 +94,8 @@ class Rounds:
         if self.honest_min is not None and self.colluders is not None:
             yield (
                 f"noise by the clients: a sum is opened by {self.threshold} of its members; the shares of "
-                f"{self.honest_min} honest ones suffice, beside {count_of(self.colluders, 'colluder')}, and each attempt "
-                "at a sum is a use; "
+                f"{self.honest_min} honest ones suffice, beside {count_of(self.colluders, 'colluder')}, and each "
+                "attempt at a sum is a use; "
                 f"the noise of a whole cohort's sum is the needed one, multiplied by {self.growth:.3g}"
             )
         yield (
