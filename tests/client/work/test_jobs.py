@@ -78,7 +78,7 @@ class Noted(Instant):
 
 
 def test_noise_has_the_key_of_its_work(tmp_path: Path) -> None:
-    """The same after a kill, if steps are accounted; another for another round, model, run, site, kind of work or state.
+    """The same after a kill, if steps are accounted; another for another round, model, run, site, work or state.
 
     Of two trainings with one noise and other settings the difference would have no noise.
     """
