@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll import Local
-from atoll.simulations.engines.batched import batched, factors
+from atoll.simulations.engines.batched import factors
+from atoll.simulations.engines.batched import trainer as batched
 from atoll.simulations.engines.batched.chain import Chain
 from atoll.simulations.engines.batched.factors import Factors, pay
 from atoll.simulations.engines.batched.stack import Stack
