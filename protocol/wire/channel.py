@@ -152,7 +152,7 @@ def loopback_only(address: str) -> tuple[str, int]:
         ConfigError: the address has another form, or belongs to another machine.
     """
     host, port = parse_address(address)
-    if not _is_loopback(host):
+    if not is_loopback(host):
         fault = f"address {address!r}: allowed: 127.0.0.1, localhost or [::1]; insecure connections stay on one machine"
         raise ConfigError([fault])
     return host, port
@@ -200,7 +200,8 @@ def _is_name_or_ipv4(host: str) -> bool:
     return True
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a host, without brackets, is this machine on its loopback interface."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -121,6 +121,7 @@ CAPABILITIES: dict[str, tuple[int, str]] = {
         "server/views/ atoll/cli/runs/ atoll/interface/following atoll/operations/views",
     ),
     "notices to an operator": (1018, "protocol/notices/ server/hosting/notices atoll/cli/serving/notify"),
+    "drills": (0, "atoll/drills/ atoll/cli/chaos"),
     "exports to trackers": (1816, "atoll/exports/ atoll/cli/exports/"),
     "codecs": (1062, "tensors/codecs/ aggregation/codecs/"),
     "tensors and updates in files": (2198, "tensors/"),
@@ -129,6 +130,7 @@ CAPABILITIES: dict[str, tuple[int, str]] = {
     "client: session, wire, disk": (5367, "client/"),
     "protocol": (2826, "protocol/ ground/"),
     "operations and Python interface": (2993, "atoll/ atoll/interface/ atoll/operations/"),
+    "dashboard": (0, "atoll/dashboard/ atoll/interface/places atoll/cli/dashboard"),
     "command line": (1665, "atoll/cli/"),
 }
 """Each capability with its lines before and the prefixes of its paths."""

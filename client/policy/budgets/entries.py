@@ -148,9 +148,11 @@ def read_entry(kind: object, data: object, text: object) -> Entry:
     if type(kind) is not str or type(data) is not str or type(text) is not str or kind not in KINDS:
         refuse("entry", kind, ", ".join(KINDS))
     at = f"entry {kind}"
-    found = read_object(text.encode("ascii", "replace"), num_bytes_max=TEXT_MAX, what=at)
+    if not text.isascii():
+        refuse(at, ascii(text[:80]), "canonical JSON, in ASCII")
+    found = read_object(text.encode(), num_bytes_max=TEXT_MAX, what=at)
     content = _READERS[kind](found, at)
-    check_canonical(text_of(content).encode(), text.encode("ascii", "replace"))
+    check_canonical(text_of(content).encode(), text.encode())
     return Entry(data, content)
 
 

@@ -256,9 +256,7 @@ def test_a_text_of_an_entry_is_read_as_the_entry(content: Any, name: str) -> Non
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
-@given(
-    content=contents, at=st.integers(0, 500), letter=st.characters(max_codepoint=127), kind=st.sampled_from([*KINDS])
-)
+@given(content=contents, at=st.integers(0, 500), letter=st.characters(), kind=st.sampled_from([*KINDS]))
 def test_another_text_is_another_entry_or_none(content: Any, at: int, letter: str, kind: str) -> None:
     text = text_of(content)
     changed = text[: at % len(text)] + letter + text[at % len(text) + 1 :]
@@ -267,6 +265,14 @@ def test_another_text_is_another_entry_or_none(content: Any, at: int, letter: st
     except ManifestError:
         return
     assert (text_of(found.content), found.kind) == (changed, kind)
+
+
+@pytest.mark.parametrize("letter", ["\xe9", "\u2003", "\udcad", "\U0001f600"])
+def test_a_letter_that_no_entry_has_is_not_read_as_another_one(letter: str) -> None:
+    text = text_of(Left(1.0, 2, "what?"))
+    assert read_entry("left", "d", text).content == Left(1.0, 2, "what?")
+    with pytest.raises(ManifestError, match="in ASCII"):
+        read_entry("left", "d", text.replace("?", letter))
 
 
 @given(kind=st.one_of(st.none(), st.binary(), texts), text=st.one_of(st.none(), st.binary(), st.text(max_size=60)))
