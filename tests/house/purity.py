@@ -46,6 +46,7 @@ PURE = {
     "protocol/vocabulary.py": "",
     "atoll/exports/rows.py": "",
     "atoll/exports/wandb_file.py": "struct zlib",
+    "atoll/telemetry/instruments.py": "",
     "simulations/experiments/bands.py": "atoll.simulations.experiments.report",  # its types
     "server/following/follower.py": "atoll.server.views.sentences",  # pure, but for `json`
     "server/following/items.py": "",
