@@ -68,6 +68,7 @@ from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.build import software
 from atoll.protocol.identity.membership import Membership
+from atoll.protocol.log_fields import note_run
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import DECLINES, FailureReason, RunId, RunState
 from atoll.tensors.codecs.names import supported
@@ -302,6 +303,8 @@ class Agent:
         except BadMessage as error:
             logger.warning("a message of the coordinator is not valid and is ignored: %s", error)
             return
+        if isinstance(event, Asked) and isinstance(event.request, Invitation):  # before its lines of the log
+            note_run(event.request.run_id, event.request.run_number)
         if self._verifier is not None:
             if (refused := self._verifier.check(message, event)) is not None:
                 self._refuse(event, refused)
