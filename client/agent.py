@@ -303,8 +303,7 @@ class Agent:
         except BadMessage as error:
             logger.warning("a message of the coordinator is not valid and is ignored: %s", error)
             return
-        if isinstance(event, Asked) and isinstance(event.request, Invitation):  # before its lines of the log
-            note_run(event.request.run_id, event.request.run_number)
+        _note_number(event)
         if self._verifier is not None:
             if (refused := self._verifier.check(message, event)) is not None:
                 self._refuse(event, refused)
@@ -498,3 +497,9 @@ class Agent:
 def _about(key: Key) -> dict[str, object]:
     """Return the log fields of a round."""
     return {"run": key[1], "round": key[2]}
+
+
+def _note_number(event: Event | None) -> None:
+    """Remember the number of an invitation's run, for the ids of traces in the lines about it."""
+    if isinstance(event, Asked) and isinstance(event.request, Invitation):
+        note_run(event.request.run_id, event.request.run_number)

@@ -131,6 +131,12 @@ def _metrics() -> str:
     return _table(("metric", "in Prometheus", "kind", "unit", "attributes", "processes", "meaning"), rows)
 
 
+def _spans() -> str:
+    from atoll.telemetry.spans import SPANS
+
+    return _table(("span", "what it is"), [(f"`{name}`", meaning) for name, meaning in SPANS])
+
+
 def _commands(name: str) -> str:
     """Return the reference of one command, or of each command of a group, such as `run`.
 
@@ -218,6 +224,7 @@ _GENERATORS: dict[str, Callable[[], str]] = {
     "rank steps": _steps("atoll.parallel.mesh_client.crash_points"),
     "rules": _rules,
     "metrics": _metrics,
+    "spans": _spans,
     "options": _options,
     "server events": _words("atoll.server.rounds.events", "Event"),
     "server effects": _words("atoll.server.rounds.events", "Effect"),
