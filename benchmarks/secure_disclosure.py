@@ -13,24 +13,31 @@ import argparse
 import secrets
 import statistics
 import sys
+import tempfile
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
+from atoll.protocol.vocabulary import Digest
+from atoll.simulations.attacks.disclosure import flat, gradient
 from atoll.simulations.attacks.inversion import distance, inverted
 from atoll.simulations.attacks.membership import auc, scores
+from atoll.simulations.secure.encoded_updates import EncodedUpdates
 from atoll.task.arrays import layout_of
-from atoll.tensors.layout import in_order
-from atoll.tensors.masked.encode import encoded_blocks
-from atoll.tensors.secure.keystream import Streams
-from atoll.tensors.secure.masked_layout import EXACT
-from atoll.tensors.secure.plan import EncodingPlan, Vector
-from atoll.tensors.secure.vector import WORD_DTYPE, decode
+from atoll.task.task import Task
+from atoll.tensors.secure.plan import EncodingPlan
 from benchmarks.report import Bar, conclude
 
+TASK = Task(
+    model=lambda: torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)),
+    data=lambda site, split: None,
+    loss=torch.nn.functional.cross_entropy,
+)
 WEIGHT, BIAS = "0.weight", "0.bias"
+NAMES = sorted(["0.weight", "0.bias", "2.weight", "2.bias"])
 MEMBERS = 16
 
 
@@ -47,7 +54,7 @@ def measured(seed: int, examples: int, bits: int = 32) -> Distances:
     images, labels = digits()
     chosen = np.random.default_rng(seed).choice(len(images), examples, replace=False)
     mine = images[chosen]
-    update = {name: -0.3 * value for name, value in gradient(net(seed), mine, labels[chosen]).items()}
+    update = step(net(seed), mine, labels[chosen])
     seen = masked(update, bits)
     of_plain, of_masked = (
         distance(inverted(np.float64(of[WEIGHT]), np.float64(of[BIAS]), 0.0, 1.0), mine) for of in (update, seen)
@@ -61,9 +68,9 @@ def told(seed: int, bits: int = 32) -> tuple[float, float]:
     images, labels = digits()
     chosen = np.random.default_rng(seed).choice(len(images), 2 * MEMBERS, replace=False)
     mine, model = chosen[:MEMBERS], net(seed)
-    update = {name: -0.3 * value for name, value in gradient(model, images[mine], labels[mine]).items()}
-    each = np.stack([flat(gradient(model, images[[one]], labels[[one]])) for one in chosen])
-    plain, hidden = (scores(flat(of), each) for of in (update, masked(update, bits)))
+    update = step(model, images[mine], labels[mine])
+    each = np.stack([flat(step(model, images[[one]], labels[[one]], -1.0), NAMES) for one in chosen])
+    plain, hidden = (scores(flat(of, NAMES), each) for of in (update, masked(update, bits)))
     return auc(plain[:MEMBERS], plain[MEMBERS:]), auc(hidden[:MEMBERS], hidden[MEMBERS:])
 
 
@@ -76,34 +83,23 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 def net(seed: int) -> torch.nn.Module:
     """Return the model that all clients train from."""
     torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    return TASK.model()
 
 
-def gradient(model: torch.nn.Module, images: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the gradient of the mean loss of some images, by tensor."""
-    loss = torch.nn.functional.cross_entropy(model(torch.tensor(images, dtype=torch.float32)), torch.tensor(labels))
-    found = torch.autograd.grad(loss, list(model.parameters()))
-    return {name: value.numpy() for (name, _), value in zip(model.named_parameters(), found, strict=True)}
-
-
-def flat(tensors: dict[str, np.ndarray]) -> np.ndarray:
-    """Return all values side by side, in the order of the names."""
-    return np.concatenate([np.float64(tensors[name]).reshape(-1) for name in sorted(tensors)])
+def step(model: torch.nn.Module, images: np.ndarray, labels: np.ndarray, rate: float = 0.3) -> dict[str, np.ndarray]:
+    """Return the update of one step on some images."""
+    found = gradient(TASK, model, torch.tensor(images, dtype=torch.float32), torch.tensor(labels))
+    return {name: -rate * value for name, value in found.items()}
 
 
 def masked(update: dict[str, np.ndarray], bits: int) -> dict[str, np.ndarray]:
     """Return what a coordinator sees of an update in a session: its words under a key stream, read as floats."""
-    layout = layout_of(update)
+    layout, streams = layout_of(update), [(secrets.token_bytes(32), 1)]
     plan = EncodingPlan(bits=bits, clip_norm=1.0, exponents=(0,) * len(layout), num_examples=1)
-    vector = Vector(layout, plan)
-    found = encoded_blocks(lambda t, start, stop: update[t.name].reshape(-1)[start:stop], vector, plan)
-    streams, seen = Streams([(secrets.token_bytes(32), 1)]), {}
-    for tensor, block in zip(in_order(vector.masked), found.blocks, strict=True):
-        if tensor.name != EXACT:
-            words = block.view(WORD_DTYPE[bits]).copy()
-            streams.add(words, vector.starts[tensor.name])
-            seen[tensor.name] = decode(words, bits, vector.ranges[tensor.name]).reshape(tensor.shape)
-    return seen
+    with tempfile.TemporaryDirectory() as folder:
+        updates = EncodedUpdates(Path(folder))
+        updates.add(Digest("encoded"), update, layout, plan, secrets.token_bytes(32))
+        return updates.seen(updates.mask(Digest("encoded"), 1, streams), plan, layout)
 
 
 def main() -> int:

@@ -9,16 +9,13 @@ from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from types import MappingProxyType
 
-from atoll.ground.bounded_mapping import BoundedMapping
-from atoll.protocol.trace_ids import INVITATION, ROUND, span_id, trace_id
-
 FIELDS = ("site", "run", "round")
 """Names of the fields, in the order in which a line has them."""
 
 RUNS_MAX = 1000
 """Number of runs whose numbers are remembered."""
 
-_numbers: BoundedMapping[str, int] = BoundedMapping(RUNS_MAX)
+_numbers: dict[str, int] = {}
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 _about: ContextVar[Mapping[str, object]] = ContextVar("atoll_log_fields", default=_NOTHING)
 
@@ -51,6 +48,8 @@ def note_run(run_id: str, number: int) -> None:
     """Remember a run's number, from which the ids of its traces follow; 0: it is not known."""
     if number:
         _numbers[run_id] = number
+        if len(_numbers) > RUNS_MAX:
+            del _numbers[next(iter(_numbers))]
 
 
 def trace_of(fields: Mapping[str, object]) -> dict[str, str]:
@@ -62,6 +61,8 @@ def trace_of(fields: Mapping[str, object]) -> dict[str, str]:
     run_id, round_id = str(fields.get("run", "")), fields.get("round")
     if not isinstance(round_id, int) or (number := _numbers.get(run_id)) is None:
         return {}
+    from atoll.protocol.trace_ids import INVITATION, ROUND, span_id, trace_id  # a command that computes nothing has none
+
     place, client = (number, run_id, round_id), str(fields.get("site", ""))
     span = span_id(*place, INVITATION, client) if client else span_id(*place, ROUND)
     return {"trace_id": f"{trace_id(*place):032x}", "span_id": f"{span:016x}"}

@@ -9,7 +9,8 @@ ManifestError.
                "tensors":[{"dtype","model_dtype","name","sha256":[...],"shape"}, ...]}
     update    {"format","kind":"update","run_id","round_id","client_id","base_version","base_digest","num_examples",
                "work","pieces":[{"dtype","lengths","offsets","sha256","tensor"}, ...],
-               "normalizer","effective_steps"}    both for FedNova, each only if it is not 1
+               "normalizer","effective_steps",    both for FedNova, each only if it is not 1
+               "attempt"}                         of a masked update, at its secure sum; only if it is not 0
 
 An update of several parts has "parts":[{"num_bytes","plain_bytes","sha256"}, ...] instead of "pieces": see
 `part_manifest`.
@@ -176,6 +177,8 @@ class UpdateManifest:
     """This update's contribution to FedNova's τ_eff."""
     parts: tuple[Part, ...] = ()
     """The parts, in order; then `pieces` is empty. Default: the update is sent as a whole."""
+    attempt: int = 0
+    """The attempt at its secure sum whose masks it has; 0: it is not masked."""
     num_bytes: int = field(init=False, repr=False, compare=False)
     """Size of the pieces as sent [bytes]; cached, because every chunk of an upload needs it."""
 
@@ -214,6 +217,7 @@ class UpdateManifest:
                 **({"parts": list(map(asdict, self.parts))} if self.parts else {"pieces": encoded_pieces(self.pieces)}),
             }
             | {name: value for name in _STEPS_KEYS if (value := getattr(self, name)) != 1.0}
+            | ({"attempt": self.attempt} if self.attempt else {})
         )
 
 
@@ -268,9 +272,9 @@ def parse_update(data: bytes) -> UpdateManifest:
         ManifestError: the bytes are not canonical.
     """
     document = read_object(data, num_bytes_max=MANIFEST_BYTES_MAX)
-    given = _STEPS_KEYS & document.keys()
+    given = _OPTIONAL_KEYS & document.keys()
     content = "parts" if "parts" in document else "pieces"
-    fields = fields_of(document, "manifest", keys=_UPDATE_KEYS | given | {content})
+    fields = fields_of(document, "manifest", keys=_UPDATE_KEYS | given - {"pieces", "parts"} | {content})
     constant(fields["format"], "format", expected=FORMAT)
     constant(fields["kind"], "kind", expected="update")
     manifest = UpdateManifest(
@@ -283,7 +287,8 @@ def parse_update(data: bytes) -> UpdateManifest:
         work=finite(fields["work"], "work"),
         pieces=read_pieces(fields["pieces"]) if content == "pieces" else (),
         parts=_parts(fields["parts"]) if content == "parts" else (),
-        **{name: within(fields[name], name, low=1.0, high=NORMALIZER_MAX) for name in given},
+        attempt=integer(fields["attempt"], "attempt", low=1, high=INT64_MAX) if "attempt" in given else 0,
+        **{name: within(fields[name], name, low=1.0, high=NORMALIZER_MAX) for name in given & _STEPS_KEYS},
     )
     check_canonical(manifest.encode(), data)
     return manifest
@@ -320,10 +325,8 @@ _TENSOR_KEYS = frozenset({"dtype", "model_dtype", "name", "sha256", "shape"})
 _PIECE_KEYS = frozenset({"dtype", "lengths", "offsets", "sha256", "tensor"})
 _STEPS_KEYS = frozenset({"normalizer", "effective_steps"})
 _PART_KEYS = frozenset(Part.__dataclass_fields__)
-_UPDATE_KEYS = frozenset(UpdateManifest.__dataclass_fields__) - _STEPS_KEYS - {"num_bytes", "pieces", "parts"} | {
-    "format",
-    "kind",
-}
+_OPTIONAL_KEYS = _STEPS_KEYS | {"pieces", "parts", "attempt"}
+_UPDATE_KEYS = frozenset(UpdateManifest.__dataclass_fields__) - _OPTIONAL_KEYS - {"num_bytes"} | {"format", "kind"}
 _ENCODED_PIECE_KEYS = _PIECE_KEYS | {"codec", "num_bytes"}
 
 

@@ -4,7 +4,9 @@ The seeds of Python's, numpy's and torch's generators follow from values that th
 (`randomness`). So secret noise is drawn from `context.secret_rng` instead. Its key comes with the request of the job,
 from the secret of the state directory of the agent or the coordinator:
 
-    HMAC-SHA256(secret, (kind of work, run, round, digest of the model, site))      -> AES-256-CTR
+    HMAC-SHA256(secret, (kind of work, run, round, digest of the model, fresh bytes, site))      -> AES-256-CTR
+
+An agent's fresh bytes are gone when the update leaves; evaluations and statistics have a fresh key each.
 
 A simulation, a centralized training and a trial have no such secret: their noise follows from public seeds, so that a
 result can be repeated, and protects nothing; a note on stderr says so at the first draw.

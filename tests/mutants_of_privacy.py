@@ -12,8 +12,42 @@ OF_EXAMPLES, OF_STEPS = (
     ("tests/training/private/test_local_steps.py",),
 )
 OF_PLANS = ("tests/server/folding/test_private.py",)
+JOBS, FRESH, GATE = "client/work/jobs.py", "client/disk/fresh_bytes.py", "client/policy/gate.py"
+OF_FRESH_NOISE = ("tests/client/work/test_fresh_noise.py",)
 
 OF_PRIVACY = (
+    Mutant(
+        "privacy: a second question has the noise of the first",
+        JOBS,
+        "invitation.model_digest, content, fresh.hex())",
+        "invitation.model_digest, content)",
+        "the difference of two updates of a round is the difference of the rows, without noise",
+        OF_FRESH_NOISE,
+    ),
+    Mutant(
+        "privacy: fresh bytes stay when an update leaves",
+        GATE,
+        "                self._fresh.forget(manifest.run_id, manifest.round_id)\n",
+        "                pass\n",
+        "a round that is asked for again after its answer has the same noise",
+        OF_FRESH_NOISE,
+    ),
+    Mutant(
+        "privacy: a repetition has fresh bytes",
+        FRESH,
+        "            return known\n        self._folder.mkdir",
+        "            pass\n        self._folder.mkdir",
+        "a training that is repeated after a kill is another one, and is charged again",
+        OF_FRESH_NOISE,
+    ),
+    Mutant(
+        "privacy: a charge does not name its noise",
+        "client/policy/budgets/site_budgets.py",
+        "named = json.dumps([request.content, self._noise, fresh])",
+        "named = json.dumps([request.content, self._noise])",
+        "the same work with other noise is free",
+        ("tests/client/policy/budgets/test_gate.py",),
+    ),
     Mutant(
         "privacy: charged after the fold",
         ROUND,

@@ -26,7 +26,7 @@ from atoll.protocol.signals import (
     survive_hang_up,
 )
 
-SERVICES = (["coordinator"], ["agent"], ["aggregator"], ["authority", "serve"])
+SERVICES = (["coordinator"], ["agent"], ["aggregator"], ["authority", "serve"], ["chaos", "proxy"])
 """The commands that run until a signal comes."""
 
 LAUNCHER = "TORCHELASTIC_RUN_ID"

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import privacy
+from atoll.cli import chaos, privacy
 from atoll.cli.command import if_stopped
 from atoll.cli.experiments.compare import compare
 from atoll.cli.experiments.population import population
@@ -81,6 +81,7 @@ app.add_typer(backups.app, name="backup")
 app.command()(backups.restore)
 app.command()(plan)
 app.add_typer(privacy.app, name="privacy")
+app.add_typer(chaos.app, name="chaos")
 app.command()(population)
 app.command()(plugins)
 app.command()(settings)

@@ -17,6 +17,8 @@ from atoll.protocol.signals import ExitCode
 
 if TYPE_CHECKING:
     from atoll.operations.privacy_plan import PrivacyPlan
+    from atoll.operations.privacy_preview import Preview
+    from atoll.operations.privacy_rounds import Rounds
 
 app = typer.Typer(
     cls=Commands, no_args_is_help=True, help="Plan differential privacy, audit a claim, or show a run's guarantee."
@@ -93,6 +95,30 @@ def show(
     )
 
 
+def _say_rounds(found: "Rounds") -> None:
+    """Print what a round needs and allows, and the mean of fewer updates."""
+    for sentence in found.sentences:
+        say(sentence)
+    if len(found.by_survivors) > 1:
+        say("")
+        rows = [
+            (each.updates, f"{each.length:.3g}", f"{each.noise:.3g}", f"{each.noise / each.length:.3g}")
+            for each in found.by_survivors
+        ]
+        table(["updates in a sum", "longest mean", "its noise", "noise over mean"], rows, empty="")
+
+
+def _say_preview(found: "Preview") -> None:
+    """Print the last values of both simulated runs, after the reader knows that they protect nothing."""
+    say("")
+    say(f"simulated: {found.sentence}")
+    private, plain = found.last
+    spent = "-" if found.epsilon is None else f"{found.epsilon:.4f}"
+    rows = [("the plan", len(found.private), private, spent), ("without privacy", len(found.plain), plain, "-")]
+    table(["preview", "rounds", found.metric, "epsilon spent"], rows, empty="")
+    say(found.cause)
+
+
 def _say(planned: "PrivacyPlan") -> None:
     found = planned.guarantee
     say(found.sentence)
@@ -108,6 +134,10 @@ def _say(planned: "PrivacyPlan") -> None:
     if planned.noise is not None:
         for sentence in planned.noise.sentences:
             say(sentence)
+    if planned.round is not None:
+        _say_rounds(planned.round)
+    if planned.preview is not None:
+        _say_preview(planned.preview)
     if len(planned.by_uses) > 1:
         say("")
         rows = [(uses, f"{epsilon:.4f}") for uses, epsilon in planned.by_uses]

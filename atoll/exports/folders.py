@@ -13,6 +13,7 @@ from atoll.exports.rows import About, Row, State, row_of_event, row_of_round
 from atoll.protocol.json_values import flat
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.experiments.report import ROUNDS, RunReport, read_run
+from atoll.simulations.federation.report import NOISE_COHORT
 
 LOG = "log.jsonl"
 SITES_MAX = 100
@@ -175,7 +176,7 @@ def sources_in(folder: Path, *, sites: bool | None = None) -> list[FolderSource]
 
 
 def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if not key.startswith(MAY_DIFFER)}
+    return {key: value for key, value in settings.items() if key == NOISE_COHORT or not key.startswith(MAY_DIFFER)}
 
 
 def _begun(log: Path, seconds: float) -> float:

@@ -4,14 +4,21 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError
+from atoll.operations.privacy_rounds import Rounds, faults_of_rounds, rounds_of
 from atoll.operations.requests import PrivacyPlanRequest
 from atoll.protocol.privacy import correlated, gaussian
-from atoll.protocol.privacy.guarantee import EXACT, Guarantee, Mechanism
+from atoll.protocol.privacy.guarantee import EXACT, Guarantee, Mechanism, NoiseBy
 from atoll.protocol.privacy.poisson_account import PoissonAccount, most
+from atoll.protocol.secure.session_size import MEMBERS_MAX
+
+if TYPE_CHECKING:
+    from atoll.operations.privacy_preview import Preview
+    from atoll.task.array_task import ArrayTask
+    from atoll.task.task import Task
 
 USES_MAX = 1_000_000
 _ROUNDS_OF_CORRELATION_MAX = 10_000
@@ -63,6 +70,8 @@ class PrivacyPlan:
         by_uses: numbers of uses, each with its epsilon.
         noise: of the mean; None: the cohort's size or the number of values is not given.
         bands: of correlated noise; None: it is independent.
+        round: the rounds of a cohort; None: its size is not given, or the plan is for examples.
+        preview: the task's simulation; None: none was asked for.
     """
 
     guarantee: Guarantee
@@ -72,6 +81,8 @@ class PrivacyPlan:
     by_uses: tuple[tuple[int, float], ...]
     noise: NoiseOfMean | None
     bands: int | None
+    round: Rounds | None = None
+    preview: "Preview | None" = None
 
     @property
     def document(self) -> dict[str, Any]:
@@ -85,18 +96,58 @@ class PrivacyPlan:
             "by_uses": [{"uses": uses, "epsilon": epsilon} for uses, epsilon in self.by_uses],
             "noise_of_mean": None if self.noise is None else dataclasses.asdict(self.noise),
             "bands": self.bands,
+            "round": None if self.round is None else dataclasses.asdict(self.round),
+            "preview": None if self.preview is None else dataclasses.asdict(self.preview),
         }
 
 
-def plan(request: PrivacyPlanRequest) -> PrivacyPlan:
-    """Plan a mechanism.
+def plan(request: PrivacyPlanRequest, task: "Task | ArrayTask | None" = None) -> PrivacyPlan:
+    """Plan a mechanism, and simulate the task that the request names.
+
+    Args:
+        request: the request.
+        task: the task that it names; None: it is loaded.
 
     Raises:
-        CommandError: the request has faults, with all of them.
+        CommandError: the request has faults, with all of them; or the simulation has failed.
+        ConfigError: the settings of the simulation have faults, before anything runs.
     """
     if faults := [*_faults(request)]:
         raise CommandError(*faults)
-    return _of_clients(request) if request.unit == "client" else _of_examples(request)
+    found = _of_clients(request) if request.unit == "client" else _of_examples(request)
+    if request.simulate is None:
+        return found
+    from atoll.operations.privacy_preview import preview  # it imports the simulator
+
+    return dataclasses.replace(found, preview=preview(request, settings_of(request, found), task))
+
+
+def settings_of(asked: PrivacyPlanRequest, found: PrivacyPlan) -> dict[str, Any]:
+    """Return the settings of a run with a plan, by their keys."""
+    guarantee = found.guarantee
+    settings: dict[str, Any] = {
+        "privacy.epsilon": float(asked.epsilon or guarantee.epsilon * (1.0 + 1e-9)),  # of all uses, and its rounding
+        "privacy.delta": guarantee.delta,
+        "privacy.noise_multiplier": guarantee.noise_multiplier,
+        "privacy.clip_norm": float(guarantee.clip_norm),
+    }
+    if asked.unit == "example":
+        return settings | {"privacy.unit": "example", "privacy.sample_rate": asked.sample_rate}
+    settings |= {"aggregation.weighting": "uniform", "privacy.participations_max": guarantee.uses}
+    settings |= {
+        key: value
+        for key, value in (
+            ("rounds", asked.rounds),
+            ("round.cohort_size", asked.cohort_size),
+            ("round.quorum", asked.quorum),
+        )
+        if value is not None
+    }
+    if asked.noise_by == "clients":
+        settings |= {"privacy.noise_by": "clients", "secure.clip_norm": float(guarantee.clip_norm)}
+        settings |= {"secure.bits": asked.bits or 32, "privacy.honest_min": guarantee.honest_min}
+        settings |= {"privacy.colluders": guarantee.colluders}
+    return settings
 
 
 # ---------------------------------------------------------------- faults
@@ -110,11 +161,22 @@ _NUMBERS = {
     "--sample-rate": "above 0, at most 1",
 }
 _COUNTS = {
-    **dict.fromkeys(("--uses", "--rounds", "--separation", "--cohort-size", "--steps"), USES_MAX),
+    **dict.fromkeys(("--uses", "--rounds", "--separation", "--cohort-size", "--quorum", "--steps"), USES_MAX),
+    "--clients": 10**9,
     "--values": 2**50,
+    "--honest-min": MEMBERS_MAX,
 }
-_OF_CLIENTS = ("--uses", "--rounds", "--separation", "--cohort-size", "--values")
+_NUMBERS_OF_CLIENTS = ("--uses", "--rounds", "--separation", "--cohort-size", "--values", "--clients", "--quorum")
+_OF_SHARES = ("--honest-min", "--colluders", "--bits")
+_OF_CLIENTS = (*_NUMBERS_OF_CLIENTS, *_OF_SHARES)
 _OF_EXAMPLES = ("--sample-rate", "--steps")
+
+
+_CHOICES = {
+    "--unit": ("client", "example"),
+    "--mechanism": ("gaussian", "correlated"),
+    "--noise-by": ("coordinator", "clients"),
+}
 
 
 def _faults(asked: PrivacyPlanRequest) -> Iterator[str]:
@@ -125,7 +187,7 @@ def _faults(asked: PrivacyPlanRequest) -> Iterator[str]:
         yield "--delta: missing; allowed: a number above 0 and below 1 / number of clients, such as 1e-6"
     if asked.epsilon is None and asked.noise_multiplier is None:
         yield "--epsilon, --noise-multiplier: both are missing; allowed: one, whose other is found, or both"
-    if (asked.values is None) != (asked.cohort_size is None):
+    if asked.values is not None and asked.cohort_size is None:
         yield "--cohort-size, --values: one is missing; the noise of a mean depends on both"
     wrong, other = (_OF_CLIENTS, "client") if asked.unit == "example" else (_OF_EXAMPLES, "example")
     for flag in wrong:
@@ -137,7 +199,7 @@ def _faults(asked: PrivacyPlanRequest) -> Iterator[str]:
 
 def _faults_of_values(values: dict[str, Any]) -> Iterator[str]:
     """Yield the values that are not allowed, whatever the others are."""
-    for flag, names in (("--unit", ("client", "example")), ("--mechanism", ("gaussian", "correlated"))):
+    for flag, names in _CHOICES.items():
         if values[flag] not in names:
             yield f"{flag}: got {values[flag]!r}; allowed: {', '.join(names)}"
     for flag, allowed in _NUMBERS.items():
@@ -148,7 +210,9 @@ def _faults_of_values(values: dict[str, Any]) -> Iterator[str]:
         is_within = _is_number(value) and 0.0 < value <= most and (value < most or "at most" in allowed)
         if not is_within:
             yield f"{flag}: got {_shown(value)}; allowed: {allowed}"
-    for flag, least in (*((name, 1) for name in _COUNTS), ("--spent", 0)):
+    if values["--bits"] not in (None, 32, 64):
+        yield f"--bits: got {_shown(values['--bits'])}; allowed: 32, 64"
+    for flag, least in (*((name, 1) for name in _COUNTS), ("--spent", 0), ("--colluders", 0)):
         value, most = values[flag], _COUNTS.get(flag, USES_MAX)
         if value is not None and not (_is_number(value) and value == int(value) and least <= value <= most):
             yield f"{flag}: got {_shown(value)}; allowed: a whole number, {least} to {most}"
@@ -165,6 +229,8 @@ def _shown(value: object) -> str:
 def _faults_of_examples(asked: PrivacyPlanRequest) -> Iterator[str]:
     if asked.mechanism == "correlated":
         yield "--mechanism: got correlated; allowed with --unit example: gaussian"
+    if asked.noise_by == "clients":
+        yield "--noise-by: got clients; with --unit example each site adds its own: leave it out"
     for flag, value in (("--sample-rate", asked.sample_rate), ("--steps", asked.steps)):
         if value is None:
             yield f"{flag}: missing; --unit example needs it"
@@ -180,10 +246,16 @@ def _faults_of_clients(asked: PrivacyPlanRequest) -> Iterator[str]:
         yield "--uses, --rounds: both are missing; the noise for an epsilon depends on the number of uses"
     if asked.uses is not None and asked.rounds is not None and asked.uses > asked.rounds:
         yield f"--uses: got {asked.uses}; allowed: at most --rounds ({asked.rounds})"
+    if asked.noise_by == "coordinator":
+        for flag, value in zip(_OF_SHARES, (asked.honest_min, asked.colluders, asked.bits), strict=True):
+            if value is not None:
+                yield f"{flag}: got {value}; allowed with --noise-by clients alone"
     if asked.mechanism == "correlated":
         yield from _faults_of_correlation(asked)
     elif asked.separation is not None:
         yield f"--separation: got {asked.separation}; allowed with --mechanism correlated alone"
+    if asked.delta is not None and asked.mechanism == "gaussian" and (z := _noise_multiplier(asked)) is not None:
+        yield from faults_of_rounds(asked, z)
 
 
 def _sound(number: int) -> float:
@@ -198,36 +270,54 @@ def _faults_of_correlation(asked: PrivacyPlanRequest) -> Iterator[str]:
         yield f"--rounds: got {asked.rounds}; allowed with correlated noise: 1 to {_ROUNDS_OF_CORRELATION_MAX}"
     if asked.spent:
         yield f"--spent: got {asked.spent}; allowed with correlated noise: 0, as all its rounds are one use"
+    given = {"--clients": asked.clients, "--quorum": asked.quorum, "--simulate": asked.simulate}
+    given["--noise-by"] = None if asked.noise_by == "coordinator" else asked.noise_by
+    for flag, value in given.items():
+        if value is not None:
+            yield f"{flag}: got {value}; allowed with independent noise (--mechanism gaussian) alone"
 
 
 # ---------------------------------------------------------------- clients
 
 
+def _noise_multiplier(asked: PrivacyPlanRequest) -> float | None:
+    """Return the noise multiplier that is given, or the least for the budget; None: something is missing for it."""
+    uses = asked.uses or asked.rounds
+    if asked.noise_multiplier is not None or asked.epsilon is None or asked.delta is None or uses is None:
+        return asked.noise_multiplier
+    return gaussian.noise_multiplier_of(asked.epsilon, asked.delta, uses)
+
+
 def _of_clients(asked: PrivacyPlanRequest) -> PrivacyPlan:
     if asked.mechanism == "correlated":
         return _of_correlated(asked)
-    delta, budget = cast(float, asked.delta), asked.epsilon
-    z, uses = asked.noise_multiplier, asked.uses or asked.rounds
-    fits: int | None = None
-    if z is None:
-        assert budget is not None
-        assert uses is not None
-        z = gaussian.noise_multiplier_of(budget, delta, uses)
+    delta, budget, z = cast(float, asked.delta), asked.epsilon, _noise_multiplier(asked)
+    assert z is not None
+    uses, fits = asked.uses or asked.rounds, None
     if budget is not None:
         fits = gaussian.uses_within(budget, delta, z)
+    left = None if fits is None else max(0, fits - asked.spent)
+    try:
+        rounds = rounds_of(asked, z, None if left is None else min(left, max(0, (uses or fits or 0) - asked.spent)))
+    except ValueError as fault:
+        raise CommandError(f"--values: {fault}") from None
     uses = uses or fits or 1
+    guarantee = _guarantee(asked, 0.0, z, uses, EXACT)
+    if rounds is not None and rounds.honest_min is not None and rounds.colluders is not None:
+        guarantee = dataclasses.replace(guarantee, honest_min=rounds.honest_min, colluders=rounds.colluders)
 
     def epsilon(number: int) -> float:
         return gaussian.epsilon_of(gaussian.mu_of([(z, number)]), delta)
 
     return PrivacyPlan(
-        guarantee=_guarantee(asked, epsilon(uses), z, uses, EXACT),
+        guarantee=dataclasses.replace(guarantee, epsilon=epsilon(uses)),
         epsilon_max=budget,
         fits=fits,
-        left=None if fits is None else max(0, fits - asked.spent),
+        left=left,
         by_uses=_table(epsilon, uses),
-        noise=_noise(asked, z, lambda rounds: math.sqrt(rounds)),
+        noise=_noise(asked, z * (1.0 if rounds is None else rounds.growth), lambda number: math.sqrt(number)),
         bands=None,
+        round=rounds,
     )
 
 
@@ -311,7 +401,7 @@ def _guarantee(asked: PrivacyPlanRequest, epsilon: float, z: float, uses: int, a
         clip_norm=asked.clip_norm,
         uses=uses,
         accountant=accountant,
-        noise_by="coordinator" if is_client else "site",
+        noise_by=cast(NoiseBy, asked.noise_by) if is_client else "site",
         sampling_rate=asked.sample_rate,
         separation=asked.separation,
     )

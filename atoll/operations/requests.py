@@ -308,8 +308,41 @@ class PrivacyPlanRequest:
         int | None, Param("Clients of a round, by which a sum is divided: what the noise does to the mean.", "N")
     ] = None
     values: Annotated[int | None, Param("Numbers in an update. With --cohort-size.", "D")] = None
+    clients: Annotated[
+        int | None, Param("Clients that may take part: the rounds that their budgets allow together.", "N")
+    ] = None
+    quorum: Annotated[
+        int | None,
+        Param("Fewest updates of a round; by default --cohort-size: what dropouts do to the mean.", "N"),
+    ] = None
+    noise_by: Annotated[
+        str,
+        Param("The party that adds the noise; the clients do inside their secure sums.", "coordinator|clients"),
+    ] = "coordinator"
+    honest_min: Annotated[
+        int | None,
+        Param(
+            "Fewest honest members of a sum, each of which adds 1/N of the variance; by default the members that open "
+            "a sum, less --colluders. With --noise-by clients.",
+            "N",
+        ),
+    ] = None
+    colluders: Annotated[
+        int | None,
+        Param("Members that may tell the coordinator their shares; by default 1. With --noise-by clients.", "N"),
+    ] = None
+    bits: Annotated[int | None, Param("Bits of a word of a secure sum: 32 or 64. With --noise-by clients.", "N")] = None
     sample_rate: Annotated[float | None, Param("Probability of an example in a step. With --unit example.", "Q")] = None
     steps: Annotated[int | None, Param("Steps of one site in all. With --unit example.", "N")] = None
+    simulate: Annotated[
+        str | None,
+        Param(
+            "Also simulate this task, or this run's TOML, with the plan and without privacy: what the noise costs. A "
+            "smaller cohort, by --set round.cohort_size, has the noise of the plan's.",
+            "TASK | RUN.toml",
+        ),
+    ] = None
+    overrides: Overrides = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ kept/         residuals of error feedback that one update leaves for the next (`
 personal/     client state that stays at the site between the rounds of a run (`client_state`)
 folder_id     random id, which a restart keeps (`ground/folder_id`)
 noise.key     secret of the noise that this site draws (`protocol/identity/noise_secret`)
+fresh/        fresh bytes of the noise of each training, until its update leaves (`fresh_bytes`)
 identity/     credential: the agent's key and certificate (`protocol/identity/credential`)
 seen          newest round and version of each run that the coordinator has shown (`seen_store`)
 work/         output files of the worker; emptied when an agent starts

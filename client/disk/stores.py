@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Self
 
 from atoll.client.disk.client_state import PersonalState
+from atoll.client.disk.fresh_bytes import FreshBytes
 from atoll.client.disk.model_cache import ModelCache
 from atoll.client.disk.residual_store import ResidualStore
 from atoll.client.disk.spool import Spool
@@ -25,6 +26,8 @@ class Stores:
     """Folder that the worker writes into; the stores take over its files."""
     noise_secret: bytes = field(repr=False)
     """Secret of the noise that this site draws."""
+    fresh: FreshBytes
+    """Fresh bytes of the noise of each training, until its update leaves."""
 
     @classmethod
     def open(cls, state: StateDirectory, *, spool_max_bytes: int) -> Self:
@@ -44,4 +47,5 @@ class Stores:
             PersonalState(state.client_state),
             state.work,
             state.noise_secret,
+            FreshBytes(state.path),
         )

@@ -20,6 +20,8 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 NAME = "policy.db"
+SITE_KEY = Path("identity", "site.pem")
+"""File of the site key, from the agent's state directory."""
 SCHEMA = 6
 
 BUSY_S = 5.0
@@ -104,13 +106,19 @@ class PolicyDatabase:
 
     Args:
         folder: the agent's state directory.
+        may_begin: whether a missing file is made again beside a site key, whose promises were in it.
 
     Raises:
         HistoryUnusable: from every method, when the file cannot be used.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, may_begin: bool = False) -> None:
         self.path = folder / NAME
+        if not may_begin and (folder / SITE_KEY).exists() and not self.path.exists():
+            raise HistoryUnusable(
+                f"{self.path} is missing; the promises and counts of this site were in it: put the state directory "
+                "back from a newer copy, or begin again with `atoll site accept-rollback --new-key`"
+            )
         with self.faults():
             self._db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:

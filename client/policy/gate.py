@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from atoll.client.disk.fresh_bytes import FreshBytes
 from atoll.client.disk.spool import Entry
 from atoll.client.policy.budgets.site_budgets import SiteBudgets, budgets_of
 from atoll.client.policy.config import PrivacyPolicy, SecurePolicy
@@ -95,6 +96,7 @@ class Gate:
         self._site_fault: Callable[[], str] = str
         self._told_fault = ""
         self._folder, self._is_full, self._seen = folder, False, self._state()
+        self._fresh = FreshBytes(folder)
         self._told_approver: BoundedMapping[str, str] = BoundedMapping(RUNS_MAX)
 
     def _check_budgets(self) -> None:
@@ -266,7 +268,10 @@ class Gate:
         return self._decide_and_count(_asked(request, num_bytes, self.disclosure))
 
     def ask_upload(self, entry: Entry) -> Decision:
-        """Decide about the upload of an update before its first byte; an allowed upload is recorded on return."""
+        """Decide about the upload of an update before its first byte; an allowed upload is recorded on return.
+
+        The fresh bytes of its noise are then gone, so that no other training has the same noise.
+        """
         manifest = parse_update(entry.manifest)
         try:
             task = self._history.task_of(manifest.run_id)
@@ -283,7 +288,13 @@ class Gate:
             is_masked=_is_masked(entry)
             and self.promises.promises.attempt_of(manifest.run_id, "update", manifest.round_id) > 0,
         )
-        return self._decide_and_count(upload)
+        decision = self._decide_and_count(upload)
+        if decision.is_allowed:
+            try:
+                self._fresh.forget(manifest.run_id, manifest.round_id)
+            except OSError as error:
+                return self._unusable(error)
+        return decision
 
     def _decide_and_count(self, request: PolicyRequest) -> Decision:
         decision = self._decided(request)

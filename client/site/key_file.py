@@ -10,12 +10,13 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from atoll.client.policy.database import SITE_KEY
 from atoll.ground.folders import in_words, sync_folder
 from atoll.ground.private_key import private_key_in
 from atoll.protocol.identity.credential import write_private
 from atoll.protocol.settings import ConfigError
 
-FILE = "site.pem"
+FILE = SITE_KEY.name
 _BYTES_MAX = 4096
 
 _WAY_OUT = (

@@ -53,7 +53,7 @@ def replace_site_key(folder: Path) -> tuple[str, str]:
         except KeyFault:
             old = ""
         make_private_folder(directory.identity)
-        with closing(PolicyDatabase(folder)) as database:
+        with closing(PolicyDatabase(folder, may_begin=True)) as database:
             store = PromiseStore(database)
             key = make_site_key(directory.identity)
             store.begin(raw_public(key))

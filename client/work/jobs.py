@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import fields
@@ -39,7 +40,7 @@ from atoll.client.work.runner import (
 from atoll.client.work.version_fetcher import NotAdmitted, VersionFetcher
 from atoll.ground.durable import remove
 from atoll.ground.folders import finds_no_room
-from atoll.ground.noise.key import key_of
+from atoll.ground.noise.key import BYTES, key_of
 from atoll.ground.process import crash_points
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
@@ -73,7 +74,7 @@ class Jobs:
         self._client_id, self._runner, self._versions, self._save_seen = ClientId(site), runner, versions, save_seen
         self._spool, self._cache = stores.spool, stores.models
         self._residuals, self._client_state = stores.residuals, stores.client_state
-        self._noise_secret = stores.noise_secret
+        self._noise_secret, self._fresh = stores.noise_secret, stores.fresh
         self._update_out = stores.work / "update.safetensors"
         self._encoded, self._encoded_out = stores.encoded, stores.work / "encoded.safetensors"
         self._residual_out = stores.work / "residual"
@@ -122,7 +123,7 @@ class Jobs:
                 codec=invitation.codec,
                 owed=await self._owed(invitation),
                 residual=self._residual_out,
-                noise=self._noise_of(invitation, "train"),
+                noise=await on_thread(None, self._noise_of, invitation, "train"),
                 run_number=invitation.run_number,
                 asked_at=invitation.asked_at,
                 encode=encode,
@@ -169,7 +170,7 @@ class Jobs:
                 own=await self._own(invitation.run_id, invitation.counted_round),
                 own_out=self._client_state_out,
                 budget=budget,
-                noise=self._noise_of(invitation, invitation.message),
+                noise=await on_thread(None, self._noise_of, invitation, invitation.message),
                 run_number=invitation.run_number,
                 asked_at=invitation.asked_at,
             )
@@ -181,11 +182,14 @@ class Jobs:
         return Trained(key, entry.digest)
 
     def _noise_of(self, invitation: Invitation, what: str) -> bytes:
-        """Return the noise key of an invitation: the same for a repeated invitation, different for every other.
+        """Return the noise key of an invitation, of which the fresh part is durable: a repetition has the same noise.
 
-        Two trainings with one noise and other settings would tell by their difference what the noise hides.
+        It is different for every other invitation, and for the same one once an update of it has begun to leave: two
+        trainings with one noise and other settings, or other rows, would tell by their difference what the noise hides.
         """
-        purpose = (what, invitation.run_id, invitation.round_id, invitation.model_digest, content_of(invitation))
+        content = content_of(invitation)
+        fresh = self._fresh.made(invitation.run_id, invitation.round_id, content)
+        purpose = (what, invitation.run_id, invitation.round_id, invitation.model_digest, content, fresh.hex())
         return key_of(self._noise_secret, *purpose, self._client_id)
 
     async def _state_that_counted(self, invitation: Invitation) -> Path | None:
@@ -355,7 +359,10 @@ class Jobs:
             logger.warning("not in the secure sum of round %d: %s", invitation.round_id, left_out)
 
     async def evaluate(self, request: EvaluationRequest, budget: float) -> Event:
-        """Evaluate a version within `budget` seconds; returns Evaluated, with the sums or the reason for none."""
+        """Evaluate a version within `budget` seconds; returns Evaluated, with the sums or the reason for none.
+
+        Each answer has other noise of the task, as the rows may have changed since the last one; none waits on disk.
+        """
         try:
             order = EvaluateOrder(
                 task=request.task,
@@ -368,14 +375,7 @@ class Jobs:
                 run_number=request.run_number,
                 asked_at=request.asked_at,
                 budget=budget,
-                noise=key_of(
-                    self._noise_secret,
-                    "evaluate",
-                    request.run_id,
-                    request.version,
-                    request.model_digest,
-                    self._client_id,
-                ),
+                noise=secrets.token_bytes(BYTES),
             )
             sums = await self._runner.evaluate(order)
             await on_thread(None, self._save_seen)
@@ -397,7 +397,7 @@ class Jobs:
                 model_seed=request.model_seed,
                 question="" if request.question is None else request.question.text,
                 budget=budget,
-                noise=key_of(self._noise_secret, "statistics", request.run_id, request.number, self._client_id),
+                noise=secrets.token_bytes(BYTES),
             )
             found = await self._runner.statistics(order)
             await on_thread(None, self._save_seen)

@@ -42,13 +42,14 @@ class Masking:
         self._spool, self._work, self._runner = stores.spool, stores.work, runner
 
     async def spooled(
-        self, task: str, entry: Entry, streams: Sequence[Stream], share: GridNoise | None = None
+        self, task: str, entry: Entry, attempt: int, streams: Sequence[Stream], share: GridNoise | None = None
     ) -> Digest:
         """Mask an encoded update into the spool; return the digest of what is sent.
 
         Args:
             task: of the update.
             entry: the encoded update.
+            attempt: at its sum, which the masked update names.
             streams: of the session, with their signs.
             share: of this member in the noise of the sum, for this attempt alone; None: it adds none.
 
@@ -62,24 +63,27 @@ class Masking:
         out = self._work / f"masked.{secrets.token_hex(8)}"
         try:
             if not entry.parts:
-                return await on_thread(None, self._whole, entry, out, streams, share)
+                return await on_thread(None, self._whole, entry, attempt, out, streams, share)
             order = await on_thread(None, _order_of, task, entry, out, tuple(streams), share)
             pieces = await self._runner.mask(order)
             if pieces is None:
                 pieces = await on_thread(None, _masked_here, order)
-            return await on_thread(None, self._in_parts, entry, out, pieces)
+            return await on_thread(None, self._in_parts, entry, attempt, out, pieces)
         finally:
             remove(out)
 
-    def _whole(self, entry: Entry, out: Path, streams: Sequence[Stream], share: GridNoise | None) -> Digest:
+    def _whole(
+        self, entry: Entry, attempt: int, out: Path, streams: Sequence[Stream], share: GridNoise | None
+    ) -> Digest:
         encoded = parse_update(entry.manifest)
         layout = in_positions(layout_of_pieces(encoded.pieces))
         pieces = mask_update(entry.path, out, layout, streams, start=entry.data_start, share=share)
-        return self._add(out, replace(encoded, pieces=tuple(pieces)), entry)
+        return self._add(out, replace(encoded, pieces=tuple(pieces), attempt=attempt), entry)
 
-    def _in_parts(self, entry: Entry, out: Path, pieces: Sequence[Pieces]) -> Digest:
+    def _in_parts(self, entry: Entry, attempt: int, out: Path, pieces: Sequence[Pieces]) -> Digest:
         parts = [PartManifest(index, of_part) for index, of_part in enumerate(pieces)]
-        masked = replace(parse_update(entry.manifest), parts=tuple(part.listed for part in parts))
+        listed = tuple(part.listed for part in parts)
+        masked = replace(parse_update(entry.manifest), parts=listed, attempt=attempt)
         return self._add(out, masked, entry, parts)
 
     def _add(self, out: Path, masked: UpdateManifest, entry: Entry, parts: Sequence[PartManifest] = ()) -> Digest:

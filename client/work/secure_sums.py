@@ -290,7 +290,8 @@ class SecureSums:
         async with self._masking:
             if membership.is_dropped or key in self._spool.entries() or key not in self._encoded.entries():
                 return  # it waits for its answer, or its sum is over
-            digest = await self._masker.spooled(membership.member.terms.task, self._encoded[key], streams, share)
+            terms, encoded = membership.member.terms, self._encoded[key]
+            digest = await self._masker.spooled(terms.task, encoded, terms.attempt, streams, share)
             if membership.is_dropped:
                 self._spool.discard(key)
                 return

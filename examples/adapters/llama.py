@@ -14,8 +14,10 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing")  # PEFT's use of a former name
 
 SEQUENCE = 96
-PACKAGES = {"north": "asyncio", "south": "email", "mesh": "unittest"}
+PACKAGES = {"north": "asyncio", "south": "email", "mesh": "unittest", "east": "multiprocessing", "west": "http"}
 """The package of the standard library whose sources a site owns."""
+PUBLIC = "json"
+"""The package whose sources are the public text."""
 
 
 def config(layers: int = 2, width: int = 64) -> "LlamaConfig":  # noqa: F821 - imported late, it takes seconds

@@ -1,13 +1,14 @@
-"""LoRA adapters on a tiny Llama: three sites with sources of other packages, and only the adapters travel.
+"""LoRA adapters on a tiny Llama: five sites with sources of other packages, and only the adapters travel.
 
 python examples/adapters/make_base.py /tmp/tiny-llama
 atoll simulate examples/adapters/task.py:task --rounds 5
 """
 
+import os
 from typing import Any
 
 import torch
-from llama import PACKAGES, config, sources, windows
+from llama import PACKAGES, PUBLIC, config, sources, windows
 from torch import nn
 from torch.nn import functional
 
@@ -24,8 +25,8 @@ def make_model() -> nn.Module:
 
 
 def load_site(site: str, split: str) -> Any:
-    """Return the windows of one split of a site's package."""
-    return windows(sources(PACKAGES[site], is_test=split == "test"))
+    """Return the windows of one split of a site's package; a site that owns none has the public one."""
+    return windows(sources(PACKAGES.get(site, PUBLIC), is_test=split == "test"))
 
 
 def loss(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
@@ -42,11 +43,11 @@ task = Task(
     model=make_model,
     travels="trained",
     base=Base(lambda context: context.settings["base"]),
-    settings={"base": "/tmp/tiny-llama"},
+    settings={"base": os.environ.get("TINY_LLAMA", "/tmp/tiny-llama")},
     data=load_site,
     sites=[*PACKAGES],
     loss=loss,
     metrics={"accuracy": accuracy},
     local=Local(batch_size=16, optimizer="adamw", lr=3e-3, max_steps=20),
-    test_data=lambda: windows(sources("json", is_test=False)),
+    test_data=lambda: windows(sources(PUBLIC, is_test=False)),
 )

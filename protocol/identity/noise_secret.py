@@ -38,8 +38,3 @@ def run_number(folder: Path, run_id: str) -> int:
     restart, different in each directory. Raises the errors of `noise_secret`.
     """
     return int.from_bytes(key_of(noise_secret(folder), "run number", run_id)[:8]) >> 1 or 1
-
-
-def known_run_number(folder: Path, run_id: str) -> int:
-    """Return `run_number` without making a secret; 0: the directory is not here, or has none."""
-    return run_number(folder, run_id) if (folder / FILE).is_file() else 0

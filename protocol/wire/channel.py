@@ -152,15 +152,10 @@ def loopback_only(address: str) -> tuple[str, int]:
         ConfigError: the address has another form, or belongs to another machine.
     """
     host, port = parse_address(address)
-    if not _is_loopback(host):
+    if not is_loopback(host):
         fault = f"address {address!r}: allowed: 127.0.0.1, localhost or [::1]; insecure connections stay on one machine"
         raise ConfigError([fault])
     return host, port
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether an address belongs to this machine alone."""
-    return _is_loopback(parse_address(address)[0])
 
 
 def check_stays_here(metrics: str) -> None:
@@ -169,7 +164,7 @@ def check_stays_here(metrics: str) -> None:
     Raises:
         ValueError: they are on another interface.
     """
-    if not is_loopback(metrics):
+    if not is_loopback(parse_address(metrics)[0]):
         raise ValueError(
             f"metrics {metrics!r}: allowed: 127.0.0.1, localhost or [::1]; a collector on this machine, or "
             "OTEL_EXPORTER_OTLP_ENDPOINT, takes them elsewhere"
@@ -218,7 +213,8 @@ def _is_name_or_ipv4(host: str) -> bool:
     return True
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a host, without brackets, is this machine on its loopback interface."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -379,8 +379,8 @@ class PrivacyConfig(BaseModel):
             return
         if policy.quorum_count < number:
             what = f"a sum has at least {number} members, {honest} honest ones and {colluders}"
-            out = f"{number} to {policy.cohort_size}, or a smaller privacy.honest_min, which adds more noise"
-            yield _fault("round.quorum", policy.quorum, what, out)
+            allowed = f"{number} to {policy.cohort_size}, or a smaller privacy.honest_min, which adds more noise"
+            yield _fault("round.quorum", policy.quorum, what, allowed)
         largest = max(size for clients in {policy.cohort_size, policy.num_invited} for size in secure.sizes(clients))
         if fault := fault_of_noise(secure.bits, largest, share_of_noise(secure.bits, z, honest)):
             yield f"privacy.noise_multiplier: {fault}: allowed is {out}"

@@ -141,6 +141,7 @@ def _update(manifest: UpdateManifest, digest: Digest, opened: pb.UploadOpen, *, 
         disclosure=Disclosure.read(opened.metrics, opened.min_sites),
         mesh=_mesh(opened),
         steps=min(opened.steps, INT64_MAX),
+        attempt=manifest.attempt,
     )
 
 

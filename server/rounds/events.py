@@ -49,6 +49,7 @@ class Update:
     disclosure: Disclosure = ANY_SUM  # of the statistics
     mesh: MeshUse | None = None  # for a client that is a mesh of ranks
     steps: int = 0  # optimizer steps; 0: not known
+    attempt: int = 0  # at its secure sum, whose masks it has; 0: it is not masked
 
 
 @value

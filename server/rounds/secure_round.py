@@ -104,7 +104,6 @@ class SecureRound(Round):
         self._sums: list[OneSum] = []
         self._sessions: dict[ClientId, int] = {}
         self._lost_sums: set[int] = set()
-        self._forgotten: set[Digest] = set()  # masked updates of failed attempts, and refused ones
         self._charged: list[ClientId] = []  # for each attempt whose masked updates may leave
         self.record.ranges = [*ranges]
 
@@ -338,9 +337,7 @@ class SecureRound(Round):
         of, row = self._sessions.get(update.client_id), self.record.clients.get(update.client_id)
         if self.phase is not Phase.SECURING or of is None or row is None or row.fate is not Fate.JOINED:
             return False
-        if update.digest in self._forgotten:
-            return False
-        if row.sum is None or row.sum.left:
+        if row.sum is None or row.sum.left or update.attempt != self._sums[of].attempt:
             return False
         session, position = self._sums[of].session, self._sums[of].position_of(update.client_id)
         return session is not None and session.stage is Stage.MASKING and position in session.masking
@@ -349,8 +346,8 @@ class SecureRound(Round):
         """Accept a masked update, or refuse it: its client is in no session that still takes one."""
         row = self.record.clients[update.client_id]
         if not self.is_open_for(update):
-            self._forgotten.add(update.digest)  # it may come again in the next attempt
-            detail = f"the round is {self.phase}, and takes no masked update of {update.client_id} now"
+            named = f"attempt {update.attempt}" if update.attempt else "no attempt"
+            detail = f"the round is {self.phase}, and takes no masked update of {update.client_id} of {named} now"
             return (reject(update, RejectReason.NOT_IN_SESSION, detail),)
         if fault := fault_of(
             update, base_version=self.record.base_version, policy=self.policy, membership=self.membership
@@ -574,8 +571,7 @@ class SecureRound(Round):
     def _forget_masked(self, client_id: ClientId, now: float) -> None:
         """Forget the masked update of an attempt that has failed: nothing can open it."""
         row = self.record.clients[client_id]
-        if (masked := self._reported.pop(client_id, None)) is not None:
-            self._forgotten.add(masked.digest)
+        if self._reported.pop(client_id, None) is not None:
             row.digest, row.num_bytes, row.plain_bytes, row.upload_begun_at = None, 0, 0, None
             self._set_fate(client_id, Fate.JOINED, now)
         if row.sum is not None:

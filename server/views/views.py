@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 from atoll.ground.printable import count_of, printable_size
-from atoll.protocol.identity.noise_secret import known_run_number
 from atoll.protocol.json_values import plain
 from atoll.protocol.paging import ALL, Paging
 from atoll.protocol.settings import effective
@@ -236,7 +235,7 @@ def _facts(history: History, row: RunRow) -> Document:
 
 
 def _whole_run(history: History, row: RunRow, *, whole: bool) -> Document:
-    number = {"number": known_run_number(history.path, row.run_id)}
+    number = {"number": _number(history, row.run_id)}
     if row.config.is_of_messages:
         settings = number | {"settings": row.config.model_dump(mode="json"), "changes": []}
         return _run(history, row) | message_views.details(history, row) | settings
@@ -258,6 +257,13 @@ def _whole_run(history: History, row: RunRow, *, whole: bool) -> Document:
             "changes": [*_changes(history.settings(row.run_id))],
         }
     )
+
+
+def _number(history: History, run_id: RunId) -> int:
+    """Return the run number; 0: the state directory is elsewhere."""
+    from atoll.protocol.identity.noise_secret import FILE, run_number  # a list of runs imports no cryptography
+
+    return run_number(history.path, run_id) if (history.path / FILE).is_file() else 0
 
 
 def _changes(settings: list[SettingsChange]) -> Iterator[Document]:

@@ -9,7 +9,7 @@ from fractions import Fraction
 from atoll.ground.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.attacks.adversary import Adversary
-from atoll.simulations.attacks.config import AttackConfig
+from atoll.simulations.attacks.config import OF_COORDINATOR, AttackConfig
 
 
 def adversary_of(config: AttackConfig, names: Iterable[str], seed: int) -> Adversary:
@@ -24,7 +24,7 @@ def adversary_of(config: AttackConfig, names: Iterable[str], seed: int) -> Adver
         ConfigError: more clients are malicious than the run has.
     """
     known = sorted(set(names))
-    if config.kind == "none":
+    if config.kind == "none" or config.kind in OF_COORDINATOR:
         return Adversary(config, frozenset(), seed)
     wanted = config.malicious
     count = wanted if isinstance(wanted, int) else math.floor(Fraction(str(wanted)) * len(known))

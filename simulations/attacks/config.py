@@ -10,7 +10,13 @@ from atoll.simulations.attacks.kinds import ATTACKS
 OF_ALL = ("kind", "malicious", "keeps_bound")
 """Fields that belong to every kind of attack."""
 
-Kind = Literal["none", "label_flip", "sign_flip", "scaled_flip", "gaussian", "alie", "ipm", "backdoor", "free_rider"]
+OfClients = Literal[
+    "none", "label_flip", "sign_flip", "scaled_flip", "gaussian", "alie", "ipm", "backdoor", "free_rider"
+]
+Inference = Literal["inversion", "membership"]
+Kind = OfClients | Inference | Literal["lying_coordinator"]
+OF_COORDINATOR = frozenset({"inversion", "membership", "lying_coordinator"})
+"""Names of the attacks of the coordinator, which no client takes part in."""
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -24,7 +30,9 @@ class AttackConfig(BaseModel):
     """Attack of the malicious clients; "none": no attack. Attacks on training data: "label_flip" mirrors the labels,
     "backdoor" adds a trigger with a label of its choice. Attacks on updates: "sign_flip" sends the negative update,
     "scaled_flip" ten times that, "gaussian" noise, "alie" the mean shifted within the spread of the honest updates,
-    "ipm" the negative mean, "free_rider" an update without training."""
+    "ipm" the negative mean, "free_rider" an update without training. Attacks of the coordinator: "inversion" computes
+    an input from what each client sends, "membership" tells its examples from others', "lying_coordinator" lies to a
+    member of each secure sum."""
 
     malicious: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)] = 0.2
     """Number of malicious clients, drawn by the run's seed: a whole number, or a share of all clients, rounded down."""
@@ -74,4 +82,10 @@ class AttackConfig(BaseModel):
     @model_validator(mode="after")
     def _only_what_the_attack_has(self) -> "AttackConfig":
         ATTACKS.pick(self.kind, {name: value for name, value in self if name not in OF_ALL})
+        changed = [name for name in OF_ALL[1:] if getattr(self, name) != type(self).model_fields[name].default]
+        if self.kind in OF_COORDINATOR and changed:
+            raise ValueError(
+                f"{', '.join(changed)} is not an option of {self.kind} (allowed: none): the coordinator attacks, not "
+                "its clients"
+            )
         return self

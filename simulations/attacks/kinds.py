@@ -8,7 +8,7 @@ from atoll.protocol.variants import Choice, Variant
 class WithoutOptions(Variant):
     """Attack without options, or no attack."""
 
-    kind: Literal["none", "sign_flip"]
+    kind: Literal["none", "sign_flip", "inversion", "membership", "lying_coordinator"]
 
 
 class LabelFlip(Variant):

@@ -12,8 +12,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.simulations.experiments.bands import AXES, Band, Curve, Repeats, band_of, each, largest_common
+from atoll.protocol.json_values import flat
+from atoll.simulations.experiments.bands import AXES, Band, Curve, Mean, Repeats, band_of, each, largest_common, mean_of
 from atoll.simulations.experiments.report import Axis, RunReport
+from atoll.simulations.federation.report import NOISE_COHORT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -227,6 +229,59 @@ def fairness(axes: "Axes", reports: Drawn, metric: str) -> None:
     _legend(axes)
 
 
+def metric_per_epsilon(axes: "Axes", reports: Drawn, metric: str) -> None:
+    """Draw the last value of the metric over the epsilon that a run has spent; runs without privacy are lines across.
+
+    Points are joined if the runs differ in their budget and their noise alone. No point is a guarantee: the runs are
+    simulated. Nothing is drawn unless a private run is beside another one.
+    """
+    lines: dict[str, list[tuple[Mean, Mean]]] = {}
+    across: list[tuple[str, Mean]] = []
+    repeats = each(reports)
+    of_mechanism = [_mechanism(one.runs[0]) for one in repeats]
+    for one, settings in zip(repeats, of_mechanism, strict=True):
+        value = mean_of([run.last(metric) for run in one.runs])
+        epsilon = mean_of([run.epsilon for run in one.runs])
+        if value.mean is None:
+            continue
+        if epsilon.n == epsilon.of:
+            lines.setdefault(_differing(settings, of_mechanism), []).append((epsilon, value))
+        elif not epsilon.n:
+            across.append((one.name, value))
+    if not lines or len(across) + sum(map(len, lines.values())) < 2:
+        return
+    styles = iter(_styles(len(lines) + len(across)))
+    for name, points in lines.items():
+        points.sort(key=lambda point: point[0].mean or 0.0)
+        xs, ys = [[mean.mean or 0.0 for mean in means] for means in zip(*points, strict=True)]
+        stds = [value.std or 0.0 for _, value in points]
+        bars: dict[str, Any] = {"yerr": stds, "capsize": 3} if any(stds) else {}
+        axes.errorbar(xs, ys, marker="o", label=name, **bars, **next(styles))
+    for name, value in across:
+        assert value.mean is not None
+        axes.axhline(value.mean, label=f"{name}: no privacy", **(next(styles) | {"linestyle": "--"}))
+    label = "epsilon spent by the most used client (simulated: no guarantee)"
+    axes.set(xscale="log", xlabel=label, ylabel=metric, title=f"{metric} per epsilon")
+    _legend(axes)
+
+
+def _mechanism(report: RunReport) -> dict[str, Any]:
+    """Return what tells points of a plot over epsilon apart: the settings but for budget, noise and seed."""
+    of_budget = ("privacy.epsilon", "privacy.noise_multiplier", "seed", "name")
+    return {name: value for name, value in flat(report.settings).items() if name not in of_budget}
+
+
+def _differing(settings: dict[str, Any], among: Sequence[dict[str, Any]]) -> str:
+    """Return the settings that a line of a plot over epsilon is named by: those in which private runs differ."""
+    private = [each for each in among if any(name.startswith("privacy.") for name in each)]
+    names = sorted(name for name in settings if any(each.get(name) != settings[name] for each in private))
+    unit, delta = settings.get("privacy.unit", "client"), settings.get("privacy.delta")
+    more = "".join(f", {name.rpartition('.')[2]} {settings[name]}" for name in names if name != "privacy.delta")
+    cohort = settings.get(NOISE_COHORT)
+    noise = "" if cohort is None or NOISE_COHORT in names else f", noise of a cohort of {cohort:,}"
+    return f"one {unit} at delta {delta:g}{noise}{more}"
+
+
 PLOTS: dict[str, Callable[..., None]] = {
     "metric_per_round": metric_per_round,
     "metric_per_update": metric_per_update,
@@ -236,6 +291,7 @@ PLOTS: dict[str, Callable[..., None]] = {
     "participation": participation,
     "bytes": bytes_per_round,
     "fairness": fairness,
+    "utility": metric_per_epsilon,
 }
 """Plots by the names of their files."""
 

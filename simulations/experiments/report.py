@@ -154,6 +154,12 @@ class RunReport:
         return None
 
     @property
+    def epsilon(self) -> float | None:
+        """The epsilon that the most used client has spent; None: the run has no privacy. It is no guarantee."""
+        spent = [line["epsilon"] for line in self.rounds if line.get("epsilon") is not None]
+        return spent[-1] if spent else None
+
+    @property
     def bytes(self) -> int:
         """The number of bytes transferred since the beginning of the run, both ways."""
         return int(self.rounds[-1]["bytes_up"] + self.rounds[-1]["bytes_down"]) if self.rounds else 0

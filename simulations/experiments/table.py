@@ -85,8 +85,10 @@ COLUMNS: Mapping[str, Measure] = {
     "lost": _per_round("lost"),
     "worst_tenth": _fairness(lambda fairness: fairness.percentile(0.1)),
     "variance": _fairness(lambda fairness: fairness.variance),
+    "epsilon": lambda report, _: report.epsilon,
 }
-"""Functions that compute a column's value of a run: clients per round on average; the last two on the clients' data."""
+"""Functions that compute a column's value of a run: clients per round on average; `worst_tenth` and `variance` on the
+clients' data; the epsilon of a private run, as spent, which is no guarantee."""
 
 OF_A_METRIC = ("final", "best", "worst_tenth", "variance")
 """Columns that may refer to another metric than the table's."""

@@ -49,6 +49,11 @@ class SimulationConfig(BaseModel):
     """Sums of a run with `[secure]`. "fast": the sum of the clients' encoded updates. "real": with the keys, masks and
     shares of a deployed session. Both have the same sessions and end with the same bits; neither protects anything."""
 
+    noise_cohort_size: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    """For research, without any guarantee: the clients of the cohort whose noise the sums of a private run have, in
+    place of `round.cohort_size`. So a cohort that this machine cannot train is tried with fewer clients. With
+    `privacy.noise_by` "coordinator"; absent: `round.cohort_size`."""
+
     @model_validator(mode="after")
     def _check_address(self) -> Self:
         if self.ray_address is not None and self.engine != "ray":
@@ -68,7 +73,7 @@ class SimulationFile(RunFile):
     """Devices of the clients."""
 
     attack: AttackConfig = AttackConfig()
-    """Attack of malicious clients."""
+    """Attack of malicious clients, or of the coordinator."""
 
     dotted_names: ClassVar[Mapping[str, int]] = {**RunFile.dotted_names, "sites": 1}
 

@@ -35,6 +35,8 @@ from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler
 from atoll.simulations.attacks.adversary import Adversary
+from atoll.simulations.attacks.disclosure import Disclosure
+from atoll.simulations.attacks.lying_coordinator import LyingCoordinator
 from atoll.simulations.devices.fleet import Fleet
 from atoll.simulations.engines.engine import Engine
 from atoll.simulations.engines.engine import Training as TrainingOfAll
@@ -88,9 +90,13 @@ class Setting:
     simulation: SimulationConfig
     sampler: Sampler | Oort
     adversary: Adversary | None = None
+    disclosure: Disclosure | None = None
+    """The coordinator's inference from single updates; None: it infers nothing."""
     lease: float = 30.0
     num_test_examples: Mapping[ClientId, int] | None = None
     """The number of test examples of each client; None: the task reads its data itself."""
+    lies: bool = False
+    """Whether the coordinator lies to the members of its secure sums."""
     are_sizes_kept: bool = False
     """Whether an earlier process has counted the numbers of examples."""
     population_report: Callable[[], Json] | None = None
@@ -133,13 +139,19 @@ class Federation:
             self._check_data(saved, folder)
             reopen(saved.ledger, config.rounds)
         self.machine = RunMachine(replace(config.rules, wait=None), saved.ledger if saved else None)
-        next_round = self.machine.ledger.next_round
         self.timeline = Timeline(self.machine.ledger.now)
         threads = setting.simulation.threads
         run = RunTerms(config.given, config.aggregation.training, config.rounds, setting.training.run_number)
         request = {**asdict(run), "threads": threads, "model_seed": config.seed}
         keep = Keep.after(0, self.machine, config.round) if saved else None
-        self.versions = Models(folder / "models", config, bench_of(setting.task, request), threads, keep)
+        self.versions = Models(
+            folder / "models",
+            config,
+            bench_of(setting.task, request),
+            threads,
+            keep,
+            setting.simulation.noise_cohort_size,
+        )
         numbers = {name: number for number, name in enumerate(setting.num_examples)}
         self.client_states = ClientStates(folder / "clients", numbers, saved.client_states if saved else ())
         self.sums = self._secure_sums(folder / "sums", saved)
@@ -147,7 +159,7 @@ class Federation:
         self.evaluations = Evaluations(
             setting.task, request, self.versions, self.client_states, setting.num_test_examples
         )
-        self.evaluations.check(config)
+        self._check_measurements()
         self.engine = self._engine(saved.engine if saved else None)
         for line in filter(None, (self.versions.note, config.round.warning_of_staleness(len(numbers)))):
             tell(line)
@@ -158,9 +170,10 @@ class Federation:
         )
         self.work = self._client_work(saved.train if saved else {})
         self.sites = sites_of(self.setting, self.timeline, self.service, self.work, self.sums)
-        self._report = RunFolder(folder, next_round - 1, saved.rounds if saved else None)
+        self._report = RunFolder(folder, self.machine.ledger.next_round - 1, saved.rounds if saved else None)
         self._measured: dict[Version, Measured] = {}
         self._summed: SumsFolded | None = None  # the newest fold of secure sums
+        self._attack: Json = {}  # what the newest fold's updates have told the coordinator
         self._pending: tuple[Commit | Abandon, Json] | None = None
         self._is_over = self._is_interrupted = self._has_stopped = False
         self._is_saved = True  # the last round that has ended
@@ -177,6 +190,12 @@ class Federation:
         if found := other_data(saved.data, self._data):
             way_out = f"give the task that data again, or choose another --out, with model.start from {folder}/models"
             raise ConfigError([f"{folder}: the run there has trained on {found}; {way_out}"])
+
+    def _check_measurements(self) -> None:
+        """Check that the run has what is measured in it: examples to evaluate on, tensors that an attack reads."""
+        self.evaluations.check(self.setting.config)
+        if self.setting.disclosure is not None:
+            self.setting.disclosure.check_travels(self.versions.version(Version(0)).manifest.layout)
 
     def _engine(self, before: str | None) -> Engine:
         """Return the engine; `before` is the kind with which a resumed run began."""
@@ -217,7 +236,11 @@ class Federation:
         if setting.config.secure is None:
             return None
         sums = SimulatedSums(
-            setting.config, folder, is_real=setting.simulation.secure == "real", may_forge=self._forges
+            setting.config,
+            folder,
+            is_real=setting.simulation.secure == "real",
+            may_forge=self._forges,
+            liar=LyingCoordinator(setting.config.seed) if setting.lies else None,
         )
         layout = self.versions.version(Version(0)).manifest.layout
         if faults := [*faults_of_layout(layout), *faults_of_names(setting.num_examples)]:
@@ -291,6 +314,7 @@ class Federation:
         """
         if self._forges:
             self._forge(effect, self.updates.arrays, self.updates.replace)
+        self._infer(effect, lambda: {str(c.client_id): self.updates.arrays(c.digest) for c in effect.contributions})
         return self.versions.fold(effect, self.updates)
 
     def next_clip_norm(self, effect: Aggregate) -> float:
@@ -307,9 +331,17 @@ class Federation:
         assert self.sums is not None
         if self._forges:
             self._forge(effect, self.sums.updates.plain, self._forge_in_sum)
+        sums, layout = self.sums, self.versions.version(effect.base_version).manifest.layout
+        self._infer(effect, lambda: sums.seen(effect, layout))
         folded = self.versions.fold_sums(effect, self.sums)
         self._summed = folded
         return folded
+
+    def _infer(self, effect: Aggregate, seen: Callable[[], Mapping[str, Arrays]]) -> None:
+        """Attack what the coordinator has received of single clients, if it does."""
+        if self.setting.disclosure is not None:
+            version = self.versions.arrays(self.versions.version(effect.base_version).digest)
+            self._attack = dict(self.setting.disclosure.of_round(version, seen()))
 
     def evaluate(self, version: Version) -> Statistics | str:
         """Measure a version on the server's test data; return the sums, or the reason why there are none."""
@@ -377,6 +409,12 @@ class Federation:
             malicious=self._malicious,
             is_uniform=self.setting.config.aggregation.weighting == "uniform",
         )
+        if self.sums is not None and self.sums.liar is not None:
+            self._attack = self.sums.liar.take(effect.round_id)
+        if self._attack:
+            line["attack"], self._attack = self._attack, {}
+        if (noise_cohort := self.setting.simulation.noise_cohort_size) is not None:
+            line["noise_cohort_size"] = noise_cohort  # its epsilon is no guarantee
         self._pending, self._is_saved = (effect, line), False
         self._collect_garbage()
 
@@ -466,7 +504,9 @@ class Federation:
             "version": int(ledger.version),
             "model_digest": str(ledger.model_digest),
             **best_of(self.setting.config.model.metric, ledger.best),
-            **of_privacy(self.machine),
+            **of_privacy(
+                self.machine, self.setting.config.round.cohort_size, self.setting.simulation.noise_cohort_size
+            ),
             **({"undecided": undecided} if (undecided := self.machine.undecided) else {}),
             "engine": self.engine.name,
             **({} if self.sums is None else {"secure": SIMULATED}),

@@ -15,7 +15,6 @@ import numpy as np
 
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.stacked.rows import Rows, can_stack, fold_rows
-from atoll.ground.noise.key import BYTES, key_of
 from atoll.ground.strict_json import ManifestError
 from atoll.plugins.place import Place
 from atoll.protocol.manifest import VersionManifest, digest_of
@@ -30,10 +29,12 @@ from atoll.server.files.run_store import RunStore
 from atoll.server.files.versions import VersionFile, Versions, version_file
 from atoll.server.folding.method import Method
 from atoll.server.folding.plan import next_clip_norm, plan_of, shares_of, trained_of, weights_and_factors
-from atoll.server.folding.reducer import fold_sums, fold_version, private_of
+from atoll.server.folding.reducer import fold_sums, fold_version
 from atoll.server.folding.sums import SumsFolded, plan_of_sums
 from atoll.server.required.keep import Keep
 from atoll.server.rounds.events import Aggregate
+from atoll.simulations.federation.private_noise import private_of_simulation
+from atoll.simulations.federation.report import note_of_noise
 from atoll.simulations.federation.updates import IN_MEMORY_MAX, Updates
 from atoll.simulations.secure.encoded_updates import Meta
 from atoll.simulations.secure.sums import SimulatedSums
@@ -66,17 +67,6 @@ class _Unwritten(NamedTuple):
     slots: Arrays
 
 
-NO_GUARANTEE = (
-    "privacy: the noise of a simulation follows from its seed: it protects nothing, and shows what noise does"
-)
-"""The note of a simulated run with differential privacy."""
-
-
-def _public_noise(config: RunConfig) -> bytes:
-    """Return the key of a simulation's noise, which follows from its seed: it hides nothing, and can be repeated."""
-    return key_of(bytes(BYTES), "simulation", config.seed, config.name)
-
-
 class Models(Versions):
     """Versions of the model of one run: folded from updates, kept in memory or in files.
 
@@ -86,13 +76,23 @@ class Models(Versions):
         bench: the `Bench` of the task (the task with one site's data), which makes version 0.
         threads: the number of threads for a fold of files.
         keep: the versions that a resumed run needs; None: the run begins, with a new version 0.
+        noise_cohort: the clients of the cohort whose noise a private sum has; None: of the run's.
 
     Raises:
         ConfigError: the model, or an update of it, does not fit into a manifest.
     """
 
-    def __init__(self, folder: Path, config: RunConfig, bench: Bench, threads: int, keep: Keep | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: RunConfig,
+        bench: Bench,
+        threads: int,
+        keep: Keep | None = None,
+        noise_cohort: int | None = None,
+    ) -> None:
         super().__init__(RunStore(folder, is_durable=False))
+        self._noise_cohort = noise_cohort
         self._folder, self._config, self._threads = folder, config, threads
         faults: list[str] = []
         or_faults(config.aggregation.open_codec, faults)
@@ -113,7 +113,8 @@ class Models(Versions):
             self.store.write_manifest(Version(0), manifest.encode())
             privacy = config.rules.privacy
             if privacy is not None:
-                self.note = "\n".join(filter(None, (self.note, NO_GUARANTEE)))
+                noise = note_of_noise(config.round.cohort_size, noise_cohort)
+                self.note = "\n".join(filter(None, (self.note, noise)))
             if privacy is None or privacy.noise_by == "site":
                 return
             if lacking := [*faults_of_layout(manifest.layout, self.buffers, privacy, config.secure_rules)]:
@@ -211,13 +212,13 @@ class Models(Versions):
             digest_of_version=lambda version: self.version(version).digest,
             buffers=self.buffers,
             settings=(self._config.aggregation, self._config.optimizer_at(effect.base_version + 1)),
-            private=private_of(self._config, _public_noise(self._config)),
+            private=private_of_simulation(self._config, self._noise_cohort),
         )
         return fold_version(self, plan, updates.weighted(plan), self.method, threads=self._threads)
 
     def next_clip_norm(self, effect: Aggregate, updates: Updates) -> float:
         """Return the clip norm of the private round after a folded one; 0: it is fixed, or the run is not private."""
-        private = private_of(self._config, _public_noise(self._config))
+        private = private_of_simulation(self._config, self._noise_cohort)
         if private is None:
             return 0.0
         base = self.version(effect.base_version)
@@ -241,7 +242,7 @@ class Models(Versions):
             rules=rules,
             buffers=self.buffers,
             settings=(self._config.aggregation, self._config.optimizer_at(effect.base_version + 1)),
-            private=private_of(self._config, _public_noise(self._config)),
+            private=private_of_simulation(self._config, self._noise_cohort),
             streams_of=sums.cryptography.streams_of,
         )
         updates = {place: sums.updates.stored(planned.digest) for place, planned in enumerate(plan.updates)}

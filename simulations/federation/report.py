@@ -27,6 +27,7 @@ from atoll.server.rounds.record import CarriedRecord, ClientRecord, RoundRecord,
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import MeasuredVersion, WatchedMetric
 from atoll.server.views.privacy import guarantee_of
+from atoll.simulations.attacks.tally import AttackTally
 from atoll.simulations.federation.seal import seal
 from atoll.simulations.federation.snapshots import WAY_OUT
 from atoll.task.json_text import to_json
@@ -53,8 +54,8 @@ OF_SUMS = ""
 SIMULATED = "simulated"
 """What the records of a run with `[secure]` say: its sessions protect nothing, as one process plays all parts."""
 
-NO_GUARANTEE = "no guarantee, as the noise of a simulation follows from its seed; deployed it would be"
-"""What stands before the sentence of a simulated run's guarantee."""
+NOISE_COHORT = "simulation.noise_cohort_size"
+"""The only setting of the computation on which what is computed depends."""
 
 Json = dict[str, Any]
 
@@ -244,12 +245,36 @@ def best_of(metric: WatchedMetric | None, best: MeasuredVersion | None) -> Json:
     return {"best": {"version": int(best.version), "metric": metric.name, "source": metric.source, "value": best.value}}
 
 
-def of_privacy(machine: RunMachine) -> Json:
-    """Return the account of a private run for its result; nothing if it has none. It is marked as no guarantee."""
+def of_privacy(machine: RunMachine, cohort: int, noise_cohort: int | None) -> Json:
+    """Return the account of a private run for its result; nothing if it has none. It is marked as no guarantee.
+
+    Args:
+        machine: of the run.
+        cohort: clients of a round.
+        noise_cohort: those whose noise its sums have; None: the same.
+    """
     found = guarantee_of(machine)
     if found is None:
         return {}
-    return {"privacy": found | {"simulated": True, "sentence": f"{NO_GUARANTEE}: {found['sentence']}"}}
+    would, more = "deployed it would be", {}
+    if noise_cohort is not None:
+        would = f"deployed with cohorts of {count_of(noise_cohort, 'client')} it would be"
+        more = {"noise_cohort_size": noise_cohort}
+    sentence = f"no guarantee, as {_of_noise(cohort, noise_cohort)}; {would}: {found['sentence']}"
+    return {"privacy": found | more | {"simulated": True, "sentence": sentence}}
+
+
+def note_of_noise(cohort: int, noise_cohort: int | None) -> str:
+    """Return the note of a private run, which says that it has no guarantee; arguments as of `of_privacy`."""
+    protects = "it protects nothing, and shows what noise does"
+    return f"privacy: no guarantee, as {_of_noise(cohort, noise_cohort)}: {protects}"
+
+
+def _of_noise(cohort: int, noise_cohort: int | None) -> str:
+    follows = "the noise of a simulation follows from its seed"
+    if noise_cohort is None:
+        return follows
+    return f"{follows}, and its sums of {count_of(cohort, 'client')} have the noise of a cohort of {noise_cohort:,}"
 
 
 def _of_buffer(record: RoundRecord) -> Json:
@@ -292,10 +317,12 @@ class Tally:
         self._counts: dict[str, Counter[str]] = {key: Counter() for key in REASONS}
         self._first: dict[tuple[str, str], str] = {}
         self._num_steps = 0
+        self._attack = AttackTally()
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Add the reasons and the steps in the line of a round."""
         self._num_steps += line.get("num_steps", 0)
+        self._attack.add(line.get("attack", {}))
         for key, counts in self._counts.items():
             for client, reason in line.get(key, {}).items():
                 word = reason.partition(":")[0]
@@ -305,11 +332,16 @@ class Tally:
     @property
     def result(self) -> Json:
         """The part of a run's result: the steps, and of each kind and reason the number and the first client."""
-        return {"num_steps": self._num_steps} | {
-            key: {word: {"count": count, "first": self._first[key, word]} for word, count in counts.most_common()}
-            for key, counts in self._counts.items()
-            if counts
-        }
+        attack = {"attack": self._attack.result} if self._attack.result else {}
+        return (
+            {"num_steps": self._num_steps}
+            | attack
+            | {
+                key: {word: {"count": count, "first": self._first[key, word]} for word, count in counts.most_common()}
+                for key, counts in self._counts.items()
+                if counts
+            }
+        )
 
 
 class RunFolder:

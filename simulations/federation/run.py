@@ -19,7 +19,7 @@ from atoll.simulations.federation.app import conclude, with_folder
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Federation
 from atoll.simulations.federation.kept_facts import KeptFacts
-from atoll.simulations.federation.report import POPULATION, SETTINGS, Json
+from atoll.simulations.federation.report import NOISE_COHORT, POPULATION, SETTINGS, Json
 from atoll.simulations.federation.round_count import Differences, faults_of_rounds
 from atoll.simulations.federation.seal import faults_of_seal, unseal
 from atoll.simulations.federation.setting import setting_of
@@ -28,8 +28,9 @@ from atoll.task.array_task import ArrayTask
 from atoll.task.round_schedule import BOUNDED
 from atoll.task.task import Task
 
-MAY_DIFFER = ("simulation",)
-"""Tables that may differ in a resumed run, because no decision depends on them."""
+MAY_DIFFER = "simulation."
+"""Beginning of the settings that may differ in a resumed run, because no decision depends on them; but for
+`NOISE_COHORT`."""
 
 
 @contextmanager
@@ -158,8 +159,12 @@ def _settings_of(folder: Path) -> Json:
 
 def _decisive(text: str) -> Json:
     """Return the settings on which decisions depend, by their full names; schedules with the round of their end."""
-    decisive = {name: value for name, value in tomllib.loads(text).items() if name not in MAY_DIFFER}
+    decisive = tomllib.loads(text)
     for schedule in [each for schedules in decisive.get("schedule", {}).values() for each in schedules.values()]:
         if schedule["kind"] in BOUNDED:
             schedule.setdefault("rounds", decisive["rounds"])
-    return {key: json.dumps(value, default=str) for key, value in flat(decisive).items()}
+    return {
+        key: json.dumps(value, default=str)
+        for key, value in flat(decisive).items()
+        if key == NOISE_COHORT or not key.startswith(MAY_DIFFER)
+    }

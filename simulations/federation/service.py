@@ -87,6 +87,7 @@ class Service(Coordinator[RunMachine]):
         self._codec, self._algorithm = config.aggregation.codec_name, config.aggregation.training
         self._sums = None if sums is None else CoordinatorSums(sums, self.run_id, self._task, versions, machine)
         self._cryptography = None if sums is None else sums.cryptography
+        self._liar = None if sums is None else sums.liar
         self._fetched = Digest(""), 0
         self._requests: dict[tuple[Version, RoundId, float, SumPlace | None], client.EvaluationRequest] = {}
 
@@ -107,7 +108,7 @@ class Service(Coordinator[RunMachine]):
                 self._release(effect)
             case TellMember(client_id):
                 if (site := self._connected.get(client_id)) is not None:
-                    site.asked_in_sum(effect)
+                    site.asked_in_sum(effect if self._liar is None else self._liar.told(effect))
             case AskEvaluation(client_id):
                 self._ask_evaluation(client_id, self._evaluation_request(effect))
             case Commit() | Abandon():
@@ -255,6 +256,8 @@ class Service(Coordinator[RunMachine]):
 
     def heard_in_sum(self, site: Client, of: SessionName, message: Said) -> None:
         """Handle a message of a client's member of a session."""
+        if self._liar is not None and (another := self._liar.heard(site.client_id, of, message)) is not None:
+            self._act(another)
         if self.is_running and self._sums is not None:
             event = self._sums.event_of(site.client_id, wire.answer_message(of, message))
             if event is not None:

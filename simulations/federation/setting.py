@@ -1,6 +1,6 @@
 """The setting of a federation, built from its settings: clients, devices, data, training, adversary."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -8,8 +8,11 @@ from atoll.protocol.settings import ConfigError, or_faults
 from atoll.protocol.vocabulary import ClientId
 from atoll.simulations.attacks.adversary import Adversary
 from atoll.simulations.attacks.build import adversary_of
+from atoll.simulations.attacks.config import OF_COORDINATOR
+from atoll.simulations.attacks.disclosure import Disclosure
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Setting
+from atoll.simulations.federation.private_noise import faults_of_noise_cohort
 from atoll.simulations.federation.row_trial import try_rows
 from atoll.simulations.federation.training_engine import training_of
 from atoll.simulations.populations.empty_clients import dropping, faults_of_sizes
@@ -56,10 +59,11 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask, read: ReadFacts | N
     attacked = or_faults(lambda: _attacked(file, populated_task, names), faults)
     fleet = or_faults(lambda: file.devices.of(names, seed=file.seed), faults)
     faults += _cohort_faults(file, len(names))
+    faults += faults_of_noise_cohort(file.run, file.simulation.noise_cohort_size)
     faults += file.privacy.faults_of_delta(len(names)) if file.privacy is not None else ()
     if faults or sampler is None or training is None or attacked is None or fleet is None:
         raise ConfigError(list(dict.fromkeys(faults)))  # two parts may have found the same fault
-    adversary, poisoned = attacked
+    adversary, poisoned, disclosure = attacked
     if population is not None:
         try_rows(population, file.run, file.simulation.device)
     return Setting(
@@ -73,6 +77,8 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask, read: ReadFacts | N
         simulation=file.simulation,
         sampler=sampler,
         adversary=adversary,
+        disclosure=disclosure,
+        lies=file.attack.kind == "lying_coordinator",
         lease=file.coordinator.lease,
         population_report=None if population is None else lambda: report(population).plain(),
         notes=notes,
@@ -151,17 +157,51 @@ def _size_of(task: ArrayTask, site: str, count: Callable[[str], int]) -> int:
         return int(count(site))
 
 
-def _attacked(file: SimulationFile, task: Task | ArrayTask, names: Sequence[str]) -> tuple[Adversary, Task | ArrayTask]:
-    """Return the adversary, and the task as its clients train it.
+def _attacked(
+    file: SimulationFile, task: Task | ArrayTask, names: Sequence[str]
+) -> tuple[Adversary, Task | ArrayTask, Disclosure | None]:
+    """Return the adversary, the task as its clients train it, and what the coordinator infers.
 
     Raises:
         ConfigError: the attack is impossible.
     """
+    if faults := [*_faults_of_coordinator(file)]:
+        raise ConfigError(faults)
+    disclosure = _disclosure(file, task, names)
     adversary = adversary_of(file.attack, names, file.seed)
     if adversary.forges and file.aggregation.grows:
         what = f"attack.kind: got {file.attack.kind!r}, which forges differences between models"
         raise ConfigError([f"{what}, and under rule concatenate an update has rows to append; allowed: none"])
-    return adversary, adversary.task(task) if isinstance(task, Task) else task
+    return adversary, adversary.task(task) if isinstance(task, Task) else task, disclosure
+
+
+def _faults_of_coordinator(file: SimulationFile) -> Iterator[str]:
+    """Yield why an attack of the coordinator has nothing to attack in this run."""
+    kind, is_secure = file.attack.kind, file.secure is not None
+    if kind not in OF_COORDINATOR:
+        return
+    got = f"attack.kind: got {kind!r}"
+    if is_secure and file.simulation.secure == "fast":
+        way_out = 'allowed: simulation.secure = "real"'
+        yield f'{got}, and with simulation.secure = "fast" nothing is masked or signed; {way_out}'
+    if kind == "lying_coordinator" and not is_secure:
+        yield f"{got}, which lies to the members of secure sums, and the run has none; allowed: a run with [secure]"
+    if kind != "lying_coordinator" and file.aggregation.grows:
+        yield f"{got}, and under rule concatenate an update has rows to append; allowed: none"
+
+
+def _disclosure(file: SimulationFile, task: Task | ArrayTask, names: Sequence[str]) -> Disclosure | None:
+    kind = file.attack.kind
+    if kind != "inversion" and kind != "membership":
+        return None
+    if not isinstance(task, Task):
+        raise ConfigError(
+            [f"attack.kind: got {kind!r}, which needs the model and loss of a Task; the task trains itself"]
+        )
+    found = Disclosure(kind, task, names, file.seed)
+    if faults := [*found.faults()]:
+        raise ConfigError(faults)
+    return found
 
 
 def _cohort_faults(file: SimulationFile, num_clients: int) -> list[str]:

@@ -319,7 +319,7 @@ class Site:
         encoded, terms = self.encoded[key], self._members.terms_of(key)
         pairs, share = [(each.key, each.sign) for each in streams], self.env.sums.share_of(self.client_id, terms)
         digest = self.env.sums.updates.mask(encoded.digest, attempt, pairs, share)
-        self.spool[key] = replace(encoded, digest=digest)
+        self.spool[key] = replace(encoded, digest=digest, attempt=attempt)
         self._receive(Masked(key, digest))
 
     # ------------------------------------------------------------ the model

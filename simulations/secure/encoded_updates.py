@@ -21,9 +21,9 @@ from atoll.tensors.masked.mask import mask_update
 from atoll.tensors.noise.grid_noise import GridNoise
 from atoll.tensors.secure.keystream import Stream
 from atoll.tensors.secure.masked_layout import in_positions
-from atoll.tensors.secure.plan import EncodingPlan, Vector
-from atoll.tensors.secure.vector import WEIGHT_BITS
-from atoll.tensors.updates.reader import StoredUpdate, stored_model
+from atoll.tensors.secure.plan import Encoding, EncodingPlan, Vector
+from atoll.tensors.secure.vector import WEIGHT_BITS, WORD_DTYPE, decode
+from atoll.tensors.updates.reader import StoredUpdate, UpdateReader, stored_model
 
 IN_MEMORY_MAX = 1 << 30
 """Maximum number of bytes of encoded updates in memory; further ones are files."""
@@ -164,6 +164,23 @@ class EncodedUpdates:
         out = self._folder / f"{digest}.masked"
         mask_update(entry.path, out, in_positions(entry.layout), entry.streams, start=0, share=entry.share)
         return stored_model(out)
+
+    def seen(self, digest: Digest, encoding: Encoding, layout: Layout) -> Arrays:
+        """Return what a coordinator reads of a masked update alone: the words of its floats as numbers.
+
+        Args:
+            digest: of the masked update.
+            encoding: of its sum.
+            layout: of the base version's tensors that travel.
+        """
+        ranges, dtype = Vector(layout, encoding).ranges, WORD_DTYPE[encoding.bits]
+        found = {}
+        with UpdateReader(self.stored(digest)) as reader:
+            for tensor in self._entries[digest].layout:
+                if tensor.name in ranges:
+                    words = reader.read(tensor, 0, tensor.num_elements).astype(dtype)
+                    found[tensor.name] = decode(words, encoding.bits, ranges[tensor.name]).reshape(tensor.shape)
+        return found
 
     def keep_only(self, digests: Collection[Digest]) -> None:
         """Drop all other updates."""

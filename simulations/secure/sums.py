@@ -13,11 +13,12 @@ from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.files.versions import Versions
 from atoll.server.hosting.secure_sums import SecureSums
-from atoll.server.rounds.events import AskEvaluation
+from atoll.server.rounds.events import Aggregate, AskEvaluation
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.secure_evaluation import SecureEvaluation
 from atoll.server.rounds.secure_round import SecureRound
 from atoll.server.rounds.session_events import SumPlace
+from atoll.simulations.attacks.lying_coordinator import LyingCoordinator
 from atoll.simulations.secure.cryptography import Cryptography, NoMasks, RealMasks
 from atoll.simulations.secure.encoded_updates import EncodedUpdates
 from atoll.task.arrays import Arrays
@@ -25,7 +26,7 @@ from atoll.task.metrics import Statistics
 from atoll.tensors.layout import Layout
 from atoll.tensors.noise.grid_noise import GridNoise
 from atoll.tensors.secure.masked_layout import floats_of
-from atoll.tensors.secure.plan import EncodingPlan
+from atoll.tensors.secure.plan import Encoding, EncodingPlan
 
 
 class SimulatedSums:
@@ -36,10 +37,19 @@ class SimulatedSums:
         is_real: whether sessions have the deployed cryptography.
         folder: of the files of encoded updates.
         may_forge: whether clients may replace their updates (`EncodedUpdates.forge`).
+        liar: changes what members are asked; None: the coordinator is honest.
     """
 
-    def __init__(self, config: RunConfig, folder: Path, *, is_real: bool, may_forge: bool = False) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: Path,
+        *,
+        is_real: bool,
+        may_forge: bool = False,
+        liar: LyingCoordinator | None = None,
+    ) -> None:
+        self.config, self.liar = config, liar
         self.cryptography: Cryptography = RealMasks() if is_real else NoMasks()
         self.updates = EncodedUpdates(folder, may_forge=may_forge)
 
@@ -74,6 +84,24 @@ class SimulatedSums:
         )
         purpose = f"atoll simulated rounding {self.config.seed} {self.config.name} {terms.round} {client_id}"
         return self.updates.add(digest, update, layout, plan, hashlib.sha256(purpose.encode()).digest())
+
+    def seen(self, effect: Aggregate, layout: Layout) -> dict[str, Arrays]:
+        """Return what the coordinator reads of each client's masked update in a fold, by client.
+
+        Args:
+            effect: the fold.
+            layout: of the base version's tensors.
+        """
+        rules = self.config.secure_rules
+        assert rules is not None
+        encoding = Encoding(
+            bits=rules.bits,
+            clip_norm=rules.clip_norm,
+            exponents=effect.ranges or (0,) * len(floats_of(layout)),
+            metrics=rules.metrics,
+            is_private=rules.is_private,
+        )
+        return {str(each.client_id): self.updates.seen(each.digest, encoding, layout) for each in effect.contributions}
 
     def share_of(self, client_id: ClientId, terms: Terms) -> GridNoise | None:
         """Return a client's share of the noise of an attempt, as its agent draws it, but from the run's seed.

@@ -17,6 +17,8 @@ WITHOUT = {
     "atoll audit export": "it writes JSON lines, unchanged from the log",
     "atoll flower run": "its end is that of the app's main(); `atoll run show` shows its run",
     "atoll authority serve": "it shows nothing but its log",
+    "atoll chaos proxy": "all that it writes are JSON lines",
+    "atoll chaos kill": "all that it writes are JSON lines",
 }
 """The commands without --json, each with the reason."""
 

@@ -8,6 +8,8 @@ import atoll
 from atoll.protocol.privacy import loss_distribution
 from atoll.server.folding.plan import Private
 from tests.cli.invoking import invoke, ran, refused, shown
+from tests.simulations.federation import line_task
+from tests.simulations.federation.simulating import TASK
 
 
 def plan(*arguments: object) -> dict[str, object]:
@@ -52,6 +54,94 @@ def test_what_the_noise_does_to_the_mean() -> None:
     said = ran("privacy", "plan", "--noise-multiplier", 1, "--delta", 1e-6, "--rounds", 4, *size).stdout
     assert "over the length of a clipped update: 184\n" in said
     assert "more than training can give: more clients" in said
+
+
+OF_400 = ("--epsilon", 8, "--delta", 1e-6, "--uses", 10, "--cohort-size", 400, "--quorum", 300)
+
+
+def test_the_rounds_that_fit_and_what_dropouts_do_to_the_mean() -> None:
+    found = plan(*OF_400, "--clients", 4000, "--spent", 4, "--rounds", 200, "--values", 650)
+    rounds, z = found["round"], found["noise_multiplier"]
+    assert isinstance(rounds, dict)
+    assert isinstance(z, float)
+    assert (rounds["dropouts"], rounds["uses"], rounds["whole"], rounds["in_quorums"]) == (100, 6, 60, 80)
+    noise = z * math.sqrt(650) / 400
+    assert [each["updates"] for each in rounds["by_survivors"]] == [400, 367, 333, 300]
+    assert [each["noise"] for each in rounds["by_survivors"]] == [pytest.approx(noise)] * 4
+    assert rounds["by_survivors"][-1]["length"] == 0.75
+    # the grid of z = 2.06 has steps of 2^(1 - 30), and rounding makes an update longer by sqrt(650) / 2 of them
+    assert rounds["norm_max"] == pytest.approx(1 - math.sqrt(650) * 2.0**-30, abs=1e-11)
+    said = ran("privacy", "plan", *OF_400, "--clients", 4000, "--rounds", 200).stdout
+    assert "a round needs 300 of 400 updates: 100 clients may drop out" in said
+    assert "4000 clients with 10 uses each: at most 100 rounds of whole cohorts, or 133 of a quorum each" in said
+    assert "200 rounds of a quorum each need at least 6000 clients" in said
+    enough = plan(*OF_400, "--clients", 6000, "--rounds", 200)["round"]
+    assert isinstance(enough, dict)
+    assert enough["in_quorums"] == 200
+    assert enough["by_survivors"] == []
+
+
+OF_12 = ("--epsilon", 8, "--delta", 1e-6, "--rounds", 10, "--cohort-size", 12, "--noise-by", "clients")
+
+
+def test_noise_by_the_clients_has_the_shares_of_the_honest_ones() -> None:
+    found = plan(*OF_12, "--quorum", 10, "--values", 650)
+    rounds, z = found["round"], found["noise_multiplier"]
+    assert isinstance(rounds, dict)
+    assert isinstance(z, float)
+    # two thirds of 12, and one more, open a sum; one of them may be a colluder
+    assert (rounds["threshold"], rounds["honest_min"], rounds["colluders"]) == (9, 8, 1)
+    by = {each["updates"]: each["noise"] for each in rounds["by_survivors"]}
+    assert by == {m: pytest.approx(z * math.sqrt(650 * m / 8) / 12) for m in (12, 11, 10)}
+    noise = found["noise_of_mean"]
+    assert isinstance(noise, dict)
+    assert noise["one_round"] == pytest.approx(by[12])
+    assert "the clients add the noise inside their secure sums" in str(found["sentence"])
+    assert "a sum has at least 9 members, and the noise of any 8 of them suffices" in str(found["sentence"])
+    assert rounds["norm_max"] == pytest.approx(1 - math.sqrt(650) / 2 / (2**21 - 1), abs=1e-11)
+    fewer = plan(*OF_12, "--quorum", 6, "--honest-min", 5, "--values", 650)["noise_of_mean"]
+    assert isinstance(fewer, dict)
+    assert fewer["one_round"] == pytest.approx(z * math.sqrt(650 * 12 / 5) / 12)
+
+
+SIMULATED = {"rounds": 3, "cohort_size": 4, "clip_norm": 0.5, "delta": 1e-6, "epsilon": 300.0}
+
+
+@pytest.mark.slow
+def test_a_preview_is_the_simulation_of_the_task_with_the_plan_and_without_privacy() -> None:
+    engine = {"simulation.engine": "sequential", "population.kind": "natural"}
+    found = atoll.privacy_plan(**SIMULATED, simulate=line_task.task, set=engine)
+    assert found.preview is not None
+    assert found.preview["metric"] == "server/accuracy"
+    plain = {**engine, "aggregation.weighting": "uniform", "round.cohort_size": 4}
+    private = {"epsilon": 300.0, "delta": 1e-6, "clip_norm": 0.5, "noise_multiplier": found.noise_multiplier}
+    private = plain | {f"privacy.{name}": value for name, value in private.items()} | {"privacy.participations_max": 3}
+    for name, settings in (("plain", plain), ("private", private)):
+        run = atoll.simulate(line_task.task, rounds=3, set=settings, progress=False)
+        assert found.preview[name] == tuple(run.rounds.column("server.accuracy")), name
+    assert found.preview["private"] != found.preview["plain"]
+    assert found.preview["epsilon"] == pytest.approx(300.0)
+    assert found.preview["sentence"].startswith("no guarantee, as the noise of a simulation follows from its seed")
+
+
+@pytest.mark.slow
+def test_a_preview_with_fewer_clients_has_the_noise_of_the_plan() -> None:
+    arguments = ("--delta", 1e-6, "--epsilon", 8, "--rounds", 2, "--cohort-size", 100, "--simulate", TASK)
+    given = ("--set", "round.cohort_size=4", "--set", "population.kind='natural'")
+    found = shown("privacy", "plan", *arguments, *given, "--json")["preview"]
+    assert "its sums of 4 clients have the noise of a cohort of 100" in found["sentence"]
+    said = ran("privacy", "plan", *arguments, *given).stdout
+    assert "simulated: no guarantee" in said
+    assert "without privacy  2 " in said
+
+
+def test_the_faults_of_a_preview_come_before_anything_runs() -> None:
+    arguments = ("--delta", 1e-6, "--epsilon", 8, "--rounds", 2, "--cohort-size", 5, "--simulate", TASK)
+    given = ("--set", "population.kind='natural'", "--set", "aggregation.rule='median'")
+    faults = refused("privacy", "plan", *arguments, *given)
+    assert any("aggregation.rule" in fault for fault in faults)
+    with pytest.raises(atoll.AtollError, match=r"set: got .*; allowed with simulate alone"):
+        atoll.privacy_plan(delta=1e-6, epsilon=1.0, uses=1, set={"rounds": 2})
 
 
 def test_correlated_noise_adds_up_to_less() -> None:
@@ -103,6 +193,36 @@ BAD = {
     "correlated": (
         ("--delta", 1e-5, "--noise-multiplier", 1, "--mechanism", "correlated", "--spent", 2),
         ["--rounds, --separation", "--spent"],
+    ),
+    "a round without a cohort": (
+        ("--delta", 1e-6, "--epsilon", 1, "--uses", 1, "--clients", 9, "--quorum", 3, "--noise-by", "clients"),
+        ["--clients: got 9", "--quorum: got 3", "--cohort-size: missing"],
+    ),
+    "a cohort larger than all": (
+        ("--delta", 1e-6, "--epsilon", 1, "--uses", 1, "--cohort-size", 9, "--quorum", 10, "--clients", 8),
+        ["--clients: got 8", "--quorum: got 10"],
+    ),
+    "shares of one who adds none": (
+        ("--delta", 1e-6, "--epsilon", 1, "--uses", 1, "--honest-min", 5, "--colluders", 0, "--bits", 64),
+        ["--honest-min", "--colluders", "--bits"],
+    ),
+    "too many colluders": ((*OF_12, "--colluders", 6), ["--colluders: got 6, and with [privacy] 9 of the 12"]),
+    "a quorum without the noise, and no room for it": (
+        (*OF_12[2:], "--epsilon", 0.01, "--quorum", 5),
+        ["--quorum: got 5, and with [privacy] a sum has at least 9", "--noise-multiplier: 12 members in words of 32"],
+    ),
+    "too few for a sum": ((*OF_12[:6], "--cohort-size", 2, "--noise-by", "clients"), ["--cohort-size: got 2"]),
+    "too many values": (
+        (*OF_12, "--values", 2**44),
+        ["--values: updates of"],
+    ),
+    "of no known kind": (
+        ("--delta", 1e-6, "--epsilon", 1, "--uses", 1, "--noise-by", "me", "--bits", 16),
+        ["--noise-by: got 'me'; allowed: coordinator, clients", "--bits: got 16; allowed: 32, 64"],
+    ),
+    "correlated rounds": (
+        (*OF_12, "--mechanism", "correlated", "--separation", 2, "--clients", 99, "--simulate", "x:y"),
+        ["--clients", "--simulate", "--noise-by"],
     ),
     "more uses than rounds": (("--delta", 1e-5, "--epsilon", 1, "--uses", 9, "--rounds", 5), ["--uses"]),
 }

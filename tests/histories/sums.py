@@ -239,7 +239,8 @@ class AgentSums:
             short = hashlib.sha256(words.tobytes()).hexdigest()[:12]
             digest = Digest(f"{name}:r{terms.round}:a{terms.attempt}:{short}{parts}")
             self._sums.masked[digest] = words
-            update = Update(name, RoundId(terms.round), terms.base, digest, 1, 1.0, num_bytes=4 * SIZE)  # type: ignore[arg-type]
+            size, attempt = 4 * SIZE, terms.attempt
+            update = Update(name, RoundId(terms.round), terms.base, digest, 1, 1.0, size, attempt=attempt)  # type: ignore[arg-type]
             self._agent.masked(key, update)
 
         return mask

@@ -121,6 +121,7 @@ CAPABILITIES: dict[str, tuple[int, str]] = {
         "server/views/ atoll/cli/runs/ atoll/interface/following atoll/operations/views",
     ),
     "notices to an operator": (1018, "protocol/notices/ server/hosting/notices atoll/cli/serving/notify"),
+    "drills": (0, "atoll/drills/ atoll/cli/chaos"),
     "exports to trackers": (1816, "atoll/exports/ atoll/cli/exports/"),
     "metrics and traces": (0, "atoll/telemetry/"),
     "codecs": (1062, "tensors/codecs/ aggregation/codecs/"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import atoll
+from atoll.simulations.experiments.plots import metric_per_epsilon
 from tests.cli.invoking import invoke
 from tests.simulations.federation import line_task
 from tests.simulations.federation.simulating import TASK
@@ -137,3 +138,30 @@ def test_a_task_of_a_cell_is_swept_and_compared_in_this_process(tmp_path):
         for line in refused
     )
     assert done.stderr == ""
+
+
+BUDGETS = {
+    "budget": [
+        {"name": "none"},
+        *({"name": f"epsilon {e}", "privacy": {"epsilon": e, "delta": 1e-6, "clip_norm": 1.0}} for e in (8.0, 80.0)),
+    ]
+}
+
+
+@pytest.mark.slow
+def test_a_sweep_over_budgets_has_what_each_spent_and_its_plot(tmp_path):
+    given = {**BASE, "aggregation.weighting": "uniform"}
+    found = atoll.sweep(BUDGETS, line_task.task, set=given, out=tmp_path / "all", progress=False)
+    assert found.table("final", "epsilon").column("epsilon") == [None, pytest.approx(8.0), pytest.approx(80.0)]
+    assert all(run.privacy is None or run.privacy["sentence"].startswith("no guarantee") for run in found)
+    (axes,) = figure_of(found)
+    assert axes.lines[0].get_xdata().tolist() == [pytest.approx(8.0), pytest.approx(80.0)]
+
+
+def figure_of(found):
+    """Return the axes of the plot over epsilon of a sweep's runs."""
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    metric_per_epsilon(figure.subplots(), [run.report for run in found], found.metric)
+    return figure.axes

@@ -12,6 +12,7 @@ Between two calls the ranks are stopped (SIGSTOP): each thread that gloo has lef
 """
 
 import atexit
+import faulthandler
 import gc
 import logging
 import multiprocessing
@@ -123,7 +124,7 @@ class Pool:
         context.set_forkserver_preload([*PRELOAD, FROZEN])
         for rank in range(RANKS):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, theirs, self._faults(rank)), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -151,7 +152,13 @@ class Pool:
             return Outcome(*pickle.loads(self._pipes[rank].recv_bytes()))
         except EOFError:
             self._processes[rank].join()
-            return Outcome(False, f"died with exit code {self._processes[rank].exitcode}")
+            said = self._faults(rank).read_text()
+            return Outcome(False, f"died with exit code {self._processes[rank].exitcode}\n{said}")
+
+    def _faults(self, rank: int) -> Path:
+        """Return the file of a rank's stacks, which `faulthandler` writes where a signal of a fault ends it."""
+        assert self._folder is not None
+        return self._folder / f"faults-{rank}"
 
     def close(self) -> None:
         """End the processes."""
@@ -193,8 +200,9 @@ def call_on_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, time
     return [each.value for each in outcomes]
 
 
-def _serve(rank: int, pipe: Connection) -> None:
+def _serve(rank: int, pipe: Connection, faults: Path) -> None:
     """Call one function after another."""
+    faulthandler.enable(faults.open("w"))
     import torch
 
     from atoll.parallel.engine.orphans import end_with_the_parent

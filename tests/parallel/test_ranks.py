@@ -1,5 +1,6 @@
 """The ranks that stay: one function leaves nothing to the next one."""
 
+import ctypes
 import multiprocessing
 import os
 import random
@@ -47,6 +48,12 @@ def fails_on_one() -> None:
         raise ValueError("the second rank")
 
 
+def reads_nothing() -> None:
+    if dist.get_rank() == 1:
+        ctypes.string_at(0)
+    dist.barrier()
+
+
 def waits_in_vain() -> None:
     if dist.get_rank() == 0:
         dist.barrier()
@@ -78,6 +85,8 @@ def test_a_failure_has_its_traceback_and_the_next_call_other_processes() -> None
         call_on_ranks(fails_on_one, 2, timeout_s=BOUND_S)
     with pytest.raises(RankFailed, match="rank 1: died with exit code 7"):
         call_on_ranks(waits_in_vain, 2, timeout_s=BOUND_S)
+    with pytest.raises(RankFailed, match=r"rank 1: died with exit code -11\n(.|\n)*in reads_nothing"):
+        call_on_ranks(reads_nothing, 2, timeout_s=BOUND_S)
     assert len(call_on_ranks(process_and_sum, 2, 1.0)) == 2
 
 

@@ -82,6 +82,7 @@ def updates(draw: st.DrawFn) -> UpdateManifest:
         num_examples=draw(st.integers(-(2**63), 2**63 - 1) | st.floats(-1e6, 1e6).filter(lambda x: x % 1)),
         work=draw(st.floats(allow_nan=False, allow_infinity=False)),
         pieces=pieces_in_order(pieces),
+        attempt=draw(st.integers(0, 2**63 - 1)),
     )
 
 
@@ -121,6 +122,16 @@ def test_the_bytes_of_an_update_are_these_for_ever() -> None:
         == digest_of(UPDATE.encode())
         == "4156b0b1de1361874ecb983b95179f1cab085c3864b3dfc402778abe71c338af"
     )
+
+
+def test_only_a_masked_update_names_an_attempt() -> None:
+    masked = replace(UPDATE, attempt=2)
+    assert b"attempt" not in UPDATE.encode()
+    assert parse_update(masked.encode()).attempt == 2
+    assert masked.digest != UPDATE.digest
+    for wrong in (b"0", b"-1", b"9223372036854775808", b"1.0", b"true", b'"2"'):
+        with pytest.raises(ManifestError, match="attempt"):
+            parse_update(masked.encode().replace(b'"attempt":2', b'"attempt":' + wrong))
 
 
 def test_the_model_s_dtypes_are_the_stored_ones_when_left_out() -> None:

@@ -165,7 +165,10 @@ class PrivateSteps:
 
 
 def training_key(request: Mapping[str, Any]) -> bytes:
-    """Return the key that the agent has derived for a training; a simulation has no secret."""
+    """Return the key that the agent has derived for a training.
+
+    A simulation has no secret and no fresh bytes: each repetition has the same bits, and protects nothing.
+    """
     key = request.get("noise")
     return bytes.fromhex(key) if key else key_of(bytes(BYTES), "simulation", request["seed"])
 

@@ -162,6 +162,8 @@ def _say_result(result: dict[str, Any], folder: Path, faults: Sequence[str]) -> 
     )
     if best := result.get("best"):
         say(best_text(best))
+    if account := result.get("privacy"):
+        say(account["sentence"])
     for sentence in result.get("undecided", ()):
         say(sentence)
     if account := result.get("invitations"):

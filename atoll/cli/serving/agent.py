@@ -9,7 +9,6 @@ import typer
 from atoll.cli import options
 from atoll.cli.command import if_stopped
 from atoll.cli.printing import note, say_settings
-from atoll.cli.serving.metrics import opened, served_agent
 from atoll.task.apps import with_app
 
 if TYPE_CHECKING:
@@ -101,6 +100,7 @@ def agent(
 
     from atoll.cli import log
     from atoll.cli.serving.dialled import dialled
+    from atoll.cli.serving.metrics import opened, served_agent
     from atoll.client.process import run_agent
     from atoll.operations.temporary import writing_to
     from atoll.protocol.build import software

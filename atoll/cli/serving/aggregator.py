@@ -8,7 +8,6 @@ import typer
 from atoll.cli import options
 from atoll.cli.command import current, if_stopped
 from atoll.cli.printing import note, say_settings
-from atoll.cli.serving.metrics import opened, serve_rank
 
 if TYPE_CHECKING:
     from atoll.server.ranks.rank import Rank as AggregationRank
@@ -89,6 +88,7 @@ def aggregator(
 
     from atoll.cli import log
     from atoll.cli.serving.dialled import dialled
+    from atoll.cli.serving.metrics import opened, serve_rank
     from atoll.operations.temporary import writing_to
     from atoll.protocol import service_manager
     from atoll.protocol.build import software

@@ -10,7 +10,6 @@ import typer
 from atoll.cli import options
 from atoll.cli.command import current, if_stopped
 from atoll.cli.printing import note, say_settings, shortened
-from atoll.cli.serving.metrics import opened, serve_coordinator
 from atoll.cli.waiting import waiting_for
 from atoll.ground.process.loading import loading
 from atoll.ground.version import __version__
@@ -124,6 +123,7 @@ def coordinator(
         _check(file, json)
         return
     from atoll.cli import log
+    from atoll.cli.serving.metrics import opened
 
     log.configure("coordinator", form=log_form)
     note(f"atoll {__version__}: the coordinator starts, state in {file.coordinator.state}")
@@ -220,6 +220,7 @@ def _host(
     import asyncio
 
     with loading():
+        from atoll.cli.serving.metrics import serve_coordinator
         from atoll.operations.temporary import writing_to
         from atoll.protocol import service_manager
         from atoll.protocol.build import software

@@ -29,12 +29,12 @@ def opened(process: str, listen: str) -> "AbstractContextManager[Telemetry | Non
 def serve_coordinator(telemetry: "Telemetry", coordinator: "Coordinator", ports: "Ports") -> None:
     """Serve the metrics of a coordinator, on other interfaces than loopback with mutual TLS."""
     from atoll.ground.folder_id import folder_id
-    from atoll.protocol.wire.channel import is_loopback
+    from atoll.protocol.wire.channel import is_loopback, parse_address
     from atoll.telemetry.coordinator import CoordinatorReadings
     from atoll.telemetry.endpoint import Readers
 
     readers = None
-    if not is_loopback(telemetry.address):
+    if not is_loopback(parse_address(telemetry.address)[0]):
         assert ports.keeper is not None, "settings keep the metrics of an insecure coordinator on loopback"
         readers = Readers(ports.keeper, coordinator.admission.is_revoked)
     telemetry.serve(CoordinatorReadings(coordinator, ports), folder_id(coordinator.state.path), readers)

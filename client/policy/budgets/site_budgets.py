@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from atoll.client.disk.fresh_bytes import FreshBytes, name_of
 from atoll.client.policy.budgets.account import in_words, leaving, needed
 from atoll.client.policy.budgets.charge import Charge, Work
 from atoll.client.policy.budgets.entries import Charged
@@ -20,6 +21,7 @@ from atoll.client.policy.database import HistoryUnusable, PolicyDatabase
 from atoll.client.policy.decide import Kind, PolicyRequest
 from atoll.ground.folder_id import folder_id
 from atoll.ground.folders import in_words as error_in_words
+from atoll.protocol.vocabulary import RoundId, RunId
 
 ALGORITHMS = ("fedavg", "fedprox")
 """Algorithms whose updates a guarantee covers; others send more than a clipped update, or gradients without noise."""
@@ -40,7 +42,7 @@ class SiteBudgets:
     """
 
     def __init__(self, database: PolicyDatabase, folder: Path, *, coordinator: str, noise: str) -> None:
-        self._database, self._folder = database, folder
+        self._database, self._folder, self._fresh = database, folder, FreshBytes(folder)
         self._agent, self._coordinator, self._noise = folder_id(folder), coordinator, noise
         self._ledger: Ledger | None = None
         self._path = ""
@@ -78,7 +80,7 @@ class SiteBudgets:
         if request.kind is Kind.UPLOAD:
             return leaving(accounts, budgets, self._work(request), request.content, 0.0)[1]
         try:
-            charge = self._charge_of(request)
+            charge = self._charge_of(request, self._fresh.name_of(*_of_fresh(request)))
         except ValueError as error:
             names = ", ".join(repr(budget.name) for budget in budgets)
             return f"data set {names} has a budget, and takes part in nothing that is not accounted: {error}"
@@ -106,7 +108,7 @@ class SiteBudgets:
             entries, fault = ledger.change(lambda accounts: leaving(accounts, budgets, work, update, now))
         else:
             try:
-                charge = self._charge_of(request)
+                charge = self._charge_of(request, name_of(self._fresh.made(*_of_fresh(request))))
             except ValueError as error:
                 return [], str(error)
             entries, fault = ledger.change(lambda accounts: needed(accounts, budgets, work, charge, now))
@@ -127,8 +129,12 @@ class SiteBudgets:
         found = [budget for budget in policy.data if any(accounts.account(budget.name).of_round(work))]
         return found or f"an update of round {request.number} of a run that this site does not know any more"
 
-    def _charge_of(self, request: PolicyRequest) -> Charge:
+    def _charge_of(self, request: PolicyRequest, fresh: str) -> Charge:
         """Return what a training spends.
+
+        Args:
+            request: to train.
+            fresh: name of the fresh bytes of its noise; empty: they are not drawn yet.
 
         Raises:
             ValueError: it is not accounted; the message says why.
@@ -146,7 +152,7 @@ class SiteBudgets:
             raise ValueError(f"a training {error}") from None
         if request.algorithm not in ALGORITHMS:
             raise ValueError(f"a training with algorithm {request.algorithm!r}: allowed are {', '.join(ALGORITHMS)}")
-        named = json.dumps([request.content, self._noise])
+        named = json.dumps([request.content, self._noise, fresh])
         content = hashlib.sha256(named.encode()).hexdigest()
         return Charge(spending.unit, spending.steps, spending.noise_by, content)
 
@@ -168,6 +174,11 @@ class SiteBudgets:
             database = self._shared = PolicyDatabase(folder)
         self._ledger = Ledger(database, self._folder)
         return self._ledger
+
+
+def _of_fresh(request: PolicyRequest) -> tuple[RunId, RoundId, str]:
+    """Return the work whose noise has fresh bytes."""
+    return RunId(request.run_id), RoundId(request.number), request.content
 
 
 def budgets_of(data: Iterable[DataBudget], task: str) -> list[DataBudget]:

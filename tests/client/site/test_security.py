@@ -12,6 +12,7 @@ import pytest
 from atoll.client.policy.decide import Rule
 from atoll.client.policy.history import NAME
 from atoll.client.site.key_file import FILE, read_site_key
+from atoll.client.site.own_key import replace_site_key
 from atoll.client.site.peers import PeersFile
 from atoll.client.work.secure_sums import SecureSums
 from atoll.protocol.identity.certificates import Issuer, to_pem
@@ -281,6 +282,20 @@ def test_damaged_files_stop_the_start_all_at_once_with_their_ways_out(tmp_path: 
     assert "accept-rollback --new-key" in key
     assert "peers.json" in peers
     assert "atoll site trust" in peers
+
+
+def test_promises_that_are_gone_are_not_begun_anew_beside_their_key(tmp_path: Path) -> None:
+    site = Site(tmp_path, "north")
+    site.stop()
+    (site.folder / NAME).unlink()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"policy\.db is missing; .* accept-rollback --new-key"):
+            site.start()
+        assert not (site.folder / NAME).exists()
+    before, now = replace_site_key(site.folder)
+    assert before != now
+    site.start()
+    assert site.security.fingerprint == now
 
 
 @pytest.mark.parametrize(

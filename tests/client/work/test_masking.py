@@ -67,7 +67,7 @@ def spooled_parts(stores, boxes=COLUMNS):
 
 
 def masked(stores, entry, ranks):
-    digest = asyncio.run(Masking(stores, ranks).spooled("task", entry, STREAMS))
+    digest = asyncio.run(Masking(stores, ranks).spooled("task", entry, 2, STREAMS))
     found = stores.spool["round", "run-1", 1]
     assert found.digest == digest
     return found
@@ -92,7 +92,7 @@ def test_parts_are_masked_by_the_ranks_or_here_to_the_same_bytes(tmp_path, masks
     assert [order.layout for order in ranks.orders] == [LAYOUT]
     assert (found.rank, found.spreads, found.statistics, len(found.parts)) == (1, True, {}, 2)
     root, whole = parse_update(found.manifest), expected()
-    assert (root.num_examples, root.work, root.client_id) == (1, 1.0, "c")
+    assert (root.num_examples, root.work, root.client_id, root.attempt) == (1, 1.0, "c", 2)
     for part, boxes in zip(found.parts, COLUMNS, strict=True):
         pieces, raw, position = parse_part(part.manifest).pieces, part.path.read_bytes(), 0
         assert [(p.tensor, p.offsets, p.lengths) for p in pieces] == boxes
@@ -123,7 +123,9 @@ def test_a_file_is_masked_here(tmp_path):
     with found.path.open("rb") as file:
         file.seek(found.data_start)
         raw = file.read(found.num_bytes)
-    assert raw == b"".join(expected()[piece.tensor].tobytes() for piece in parse_update(found.manifest).pieces)
+    sent = parse_update(found.manifest)
+    assert raw == b"".join(expected()[piece.tensor].tobytes() for piece in sent.pieces)
+    assert sent.attempt == 2
 
 
 def test_a_damaged_part_is_not_spooled(tmp_path):

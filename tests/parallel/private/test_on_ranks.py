@@ -89,14 +89,21 @@ def mortal_on_ranks(folder: Path, plan: Plan) -> Result:
 
 @pytest.mark.long
 def test_a_killed_rank_costs_time_alone_and_refunds_nothing(tmp_path: Path) -> None:
-    """It dies between two checkpoints, each of 4 steps; what was not told is done again with its samples and noise."""
+    """It dies between two checkpoints, each of 4 steps; what was not told is done again with its samples and noise.
+
+    If it dies so late that the other rank has charged the next four and their checkpoint lacks its part, these are
+    charged again, with other noise.
+    """
     with pytest.raises(RankFailed):
         run_ranks(mortal_on_ranks, 2, known(tmp_path), FSDP)
-    assert json.loads((tmp_path / FILE).read_text())["steps"] in (4, 8)
+    charged = json.loads((tmp_path / FILE).read_text())["steps"]
+    newest = max(int(each.name.removeprefix("step-")) for each in (tmp_path / "checkpoints").glob("step-*"))
+    assert (charged, newest) in {(4, 4), (8, 4), (8, 8)}
     results = run_ranks(mortal_on_ranks, 2, tmp_path, DDP)
-    assert results[0].privacy == {"steps": 12}
-    assert json.loads((tmp_path / FILE).read_text())["repeats"] == 0
-    same(tmp_path, by_hand(decaying, 12).state_dict())
+    assert results[0].privacy == {"steps": charged + 12 - newest}
+    assert json.loads((tmp_path / FILE).read_text())["repeats"] == (newest < charged)
+    if newest == charged:
+        same(tmp_path, by_hand(decaying, 12).state_dict())
 
 
 def test_ranks_without_examples_take_part(tmp_path: Path) -> None:

@@ -280,8 +280,8 @@ class SecureRun:
         work = self.work.get((name, number))
         if work is None or work.pending is None or name not in self.connected:
             return
-        digest, _ = work.pending
-        update = ev.Update(name, RoundId(number), self.base_of(number), digest, 1, 1.0, 4 * SIZE)
+        digest, attempt = work.pending
+        update = ev.Update(name, RoundId(number), self.base_of(number), digest, 1, 1.0, 4 * SIZE, attempt=attempt)
         self.accepted.setdefault(digest, work.masked[digest])
         before = len(self.journal)
         self.post(ev.UpdateReceived(update))

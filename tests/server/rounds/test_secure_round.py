@@ -203,8 +203,8 @@ def test_another_attempt_opens_the_sum_of_all_also_of_those_whose_masked_updates
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("was_accepted", [True, False])
-def test_a_masked_update_of_a_failed_attempt_that_comes_again_is_in_no_sum(seed, was_accepted):
+@pytest.mark.parametrize(("before", "arrivals"), [("accepted", 2), ("refused", 4), ("not there", 2)])
+def test_a_masked_update_of_a_failed_attempt_is_in_no_sum(seed, before, arrivals):
     run = SecureRun(4, random.Random(seed), rounds=1)
     silent, upload, told, again = [*run.sites][2:], run.upload, run.send, []
 
@@ -214,20 +214,19 @@ def test_a_masked_update_of_a_failed_attempt_that_comes_again_is_in_no_sum(seed,
 
     def send(effect):
         told(effect)
-        if getattr(effect, "attempt", 0) != 2 or (effect.client_id in silent) == was_accepted:
+        if getattr(effect, "attempt", 0) != 2 or (effect.client_id in silent) == (before == "accepted"):
             return
-        if isinstance(effect.question, Boxes) or (isinstance(effect.question, Roster) and not was_accepted):
+        if isinstance(effect.question, Boxes) or (isinstance(effect.question, Roster) and before == "refused"):
             first = next(digest for digest in run.work[effect.client_id, 1].masked)
             run.accepted.setdefault(first, run.work[effect.client_id, 1].masked[first])
             # a network has kept it, as the client has long begun another upload
-            run.post(
-                ev.UpdateReceived(ev.Update(effect.client_id, RoundId(1), run.base_of(1), first, 1, 1.0, 4 * SIZE))
-            )
+            late = ev.Update(effect.client_id, RoundId(1), run.base_of(1), first, 1, 1.0, 4 * SIZE, attempt=1)
+            run.post(ev.UpdateReceived(late))
             again.append(first)
 
     run.upload, run.send = upload_late, send
     assert run.run()
-    assert len(again) == (2 if was_accepted else 4)
+    assert len(again) == arrivals
     assert run.refused == [RejectReason.NOT_IN_SESSION] * len(again)
     assert run.opened == [(1, 0, tuple(run.sites))]
 

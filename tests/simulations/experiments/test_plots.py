@@ -33,7 +33,7 @@ def png_width(path: Path) -> int:
 @pytest.mark.slow
 def test_there_is_a_file_for_each_plot_and_one_of_all(tmp_path: Path) -> None:
     files = plots.plots([run(tmp_path, "one")], tmp_path / "plots")
-    assert [file.stem for file in files] == [*plots.PLOTS, "overview"]
+    assert [file.stem for file in files] == [*(name for name in plots.PLOTS if name != "utility"), "overview"]
     assert png_width(files[0]) == 768
     assert png_width(files[-1]) == 2 * 768
 
@@ -97,3 +97,39 @@ def test_without_matplotlib_one_sentence_says_what_to_install(tmp_path: Path, mo
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(plots.NoMatplotlib, match=r"pip install 'atoll\[sim\]'"):
         plots.plots([run(tmp_path, "one")], tmp_path)
+
+
+def private(folder: Path, name: str, epsilon: float, last: float, **more: Any) -> RunReport:
+    lines = [line(k, epsilon=epsilon * k / 3, server={"accuracy": last * k / 3}) for k in (1, 2, 3)]
+    place = write_run(folder / name, lines)
+    settings = {"epsilon": epsilon, "delta": 1e-6, **more}
+    text = "\n".join(f"{key} = {value}" for key, value in settings.items())
+    (place / "run.toml").write_text(f"seed = 1\n[privacy]\n{text}\n")
+    return read_run(place, name)
+
+
+def test_utility_is_drawn_over_the_epsilon_that_was_spent_beside_runs_without_privacy(tmp_path: Path) -> None:
+    runs = [private(tmp_path, "a", 8.0, 0.9), private(tmp_path, "b", 1.0, 0.6), run(tmp_path, "plain")]
+    axes = drawn(plots.metric_per_epsilon, runs)
+    assert [curve.get_xdata().tolist() for curve in axes.lines[:1]] == [[1.0, 8.0]]
+    assert [curve.get_ydata().tolist() for curve in axes.lines[:1]] == [[0.6, 0.9]]
+    assert list(axes.lines[1].get_ydata()) == [0.75, 0.75]
+    assert axes.get_xscale() == "log"
+    assert "no guarantee" in axes.get_xlabel()
+    assert {text.get_text() for text in axes.get_legend().get_texts()} == {
+        "one client at delta 1e-06",
+        "plain: no privacy",
+    }
+
+
+def test_runs_that_differ_in_more_than_their_budget_are_other_lines(tmp_path: Path) -> None:
+    runs = [private(tmp_path, name, e, 0.5, clip_norm=c) for name, e, c in (("a", 8, 1), ("b", 1, 1), ("c", 1, 2))]
+    axes = drawn(plots.metric_per_epsilon, runs)
+    names = sorted(text.get_text() for text in axes.get_legend().get_texts())
+    assert names == ["one client at delta 1e-06, clip_norm 1", "one client at delta 1e-06, clip_norm 2"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_private_run_alone_or_none_has_no_plot_over_epsilon(number: int, tmp_path: Path) -> None:
+    runs = [private(tmp_path, "a", 8.0, 0.9)] if number else [run(tmp_path, "one"), run(tmp_path, "two")]
+    assert not drawn(plots.metric_per_epsilon, runs).has_data()

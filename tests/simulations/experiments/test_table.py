@@ -19,7 +19,7 @@ def run(folder: Path, name: str, **changes: object) -> RunReport:
 
 
 def test_a_column_is_what_its_name_says(tmp_path: Path) -> None:
-    report = run(tmp_path, "one")
+    report = run(tmp_path, "one", epsilon=2.0)
     found = {name: measure(report, OBJECTIVE) for name, measure in COLUMNS.items()}
     assert found == pytest.approx(
         {
@@ -43,6 +43,7 @@ def test_a_column_is_what_its_name_says(tmp_path: Path) -> None:
             "lost": 1,
             "worst_tenth": 0.1,
             "variance": 0.1,
+            "epsilon": 2.0,
         }
     )
 

@@ -1,11 +1,12 @@
 """Simulated private runs: the same budget as a deployed one, marked as no guarantee."""
 
+import numpy as np
 import pytest
 
 import atoll
 from atoll.exports.folders import SimulatedFolder
 from atoll.protocol.settings import ConfigError
-from tests.simulations.federation.simulating import model, simulate
+from tests.simulations.federation.simulating import lines, model, simulate
 
 PRIVATE = (
     "rounds=40",
@@ -80,3 +81,88 @@ def test_the_simulated_noise_of_examples_is_in_the_version_and_the_same_again(tm
     simulate(tmp_path / "plain", "rounds=3", "round.cohort_size=4", "local.max_steps=4")
     plain = model(tmp_path / "plain", 3)
     assert max(abs(one[name] - plain[name]).max() for name in one) > 0.05
+
+
+COHORT_OF_NOISE = ("simulation.noise_cohort_size=1000", 'simulation.engine="sequential"')
+BIG = (
+    "rounds=1",
+    "round.cohort_size=4",
+    'aggregation.weighting="uniform"',
+    "privacy.epsilon=1.0",
+    "privacy.delta=1e-6",
+    "privacy.clip_norm=2.0",
+    "privacy.noise_multiplier=50.0",
+)
+
+
+def noise_of(folder, *more):
+    """Return the difference of a private version 1 to that of updates of (almost) no length, and the run."""
+    simulate(folder, *BIG, "local.lr=1e-30", *more, task="tests/simulations/federation/wide_task.py:task")
+    first, second = model(folder, 0), model(folder, 1)
+    return np.concatenate([(second[name] - first[name]).ravel() for name in first]), atoll.SimulatedRun(folder)
+
+
+@pytest.mark.parametrize("clip", [(), ('privacy.clip="adaptive"', "privacy.clip_sigma=500.0")])
+def test_fewer_clients_have_the_noise_of_a_cohort_and_every_record_says_that_there_is_no_guarantee(tmp_path, clip):
+    noise, run = noise_of(tmp_path / "run", *COHORT_OF_NOISE, *clip)
+    z = 50.0 if not clip else (50.0**-2 - 1000.0**-2) ** -0.5
+    assert len(noise) >= 20_000
+    assert noise.std() == pytest.approx(z * 2.0 / 1000, rel=0.02)  # of 20,000 draws: four deviations
+    (line,) = lines(tmp_path / "run")
+    assert (line["epsilon"], line["noise_cohort_size"]) == (run.privacy["epsilon"], 1000)
+    assert run.privacy["simulated"]
+    assert run.privacy["noise_cohort_size"] == 1000
+    assert run.privacy["sentence"].startswith(
+        "no guarantee, as the noise of a simulation follows from its seed, and its sums of 4 clients have the noise of "
+        "a cohort of 1,000; deployed with cohorts of 1000 clients it would be: epsilon "
+    )
+    exported = SimulatedFolder(tmp_path / "run")
+    assert exported.state().facts["privacy"] == run.privacy["sentence"]
+    assert exported.about().settings["simulation.noise_cohort_size"] == 1000
+
+
+def test_without_it_the_noise_is_of_the_simulated_cohort(tmp_path):
+    noise, run = noise_of(tmp_path / "run")
+    assert noise.std() == pytest.approx(50.0 * 2.0 / 4, rel=0.02)
+    assert "noise_cohort_size" not in run.privacy
+    assert "noise_cohort_size" not in lines(tmp_path / "run")[0]
+
+
+def test_a_resumed_run_keeps_the_cohort_of_its_noise_and_an_export_tells_two_of_them_apart(tmp_path):
+    simulate(tmp_path / "run", *PRIVATE, "simulation.noise_cohort_size=40")
+    with pytest.raises(ConfigError, match=r"simulation.noise_cohort_size: '40' there, '50' here"):
+        simulate(tmp_path / "run", *PRIVATE, "simulation.noise_cohort_size=50")
+    name = SimulatedFolder(tmp_path / "run").about().id
+    text = (tmp_path / "run" / "run.toml").read_text()
+    (tmp_path / "run" / "SHA256SUMS").unlink()
+    (tmp_path / "run" / "run.toml").write_text(text.replace("noise_cohort_size = 40", "noise_cohort_size = 50"))
+    assert SimulatedFolder(tmp_path / "run").about().id != name
+
+
+NO_PRIVACY = ("rounds=1", "round.cohort_size=4")
+WRONG = {
+    "no noise": (NO_PRIVACY, "got 9, and the run has no noise: allowed with a table"),
+    "examples": (
+        EXAMPLES,
+        "each site's noise is as long as in any other cohort: allowed with noise by the coordinator",
+    ),
+    "clients": (
+        (*PRIVATE, 'privacy.noise_by="clients"', "secure.clip_norm=0.5"),
+        "the clients add the noise, for which the size of their sessions decides",
+    ),
+    "fewer": ((*PRIVATE, "simulation.noise_cohort_size=3"), "got 3, which is less than round.cohort_size"),
+    "delta": ((*PRIVATE, "simulation.noise_cohort_size=200000"), "privacy.delta: got 1e-05, and with .* 1 / 200000"),
+    "a grid": (
+        (*PRIVATE[:4], "privacy.delta=1e-9", *PRIVATE[5:], "simulation.noise_cohort_size=100000000"),
+        "leaves the 52 bits of its grid",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_cohort_whose_noise_the_sums_cannot_have_is_refused(case, tmp_path):
+    settings, why = WRONG[case]
+    with pytest.raises(ConfigError, match=why) as caught:
+        simulate(tmp_path / "run", "simulation.noise_cohort_size=9", *settings)
+    assert len(caught.value.faults) == 1
+    assert not (tmp_path / "run" / "rounds.jsonl").exists()

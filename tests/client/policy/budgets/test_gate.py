@@ -75,6 +75,17 @@ def test_another_training_of_the_round_after_an_update_has_left_is_charged_again
     assert len(site.lines("privacy.charge")) == 2
 
 
+def test_work_whose_fresh_bytes_were_lost_is_charged_again_as_its_noise_is_another(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    for charges in (1, 2):
+        for _ in range(2):
+            assert site.gate.ask(private()).is_allowed
+            assert site.gate.admit(private(), version()).is_allowed
+            assert len(site.lines("privacy.charge")) == charges
+        [lost] = (tmp_path / "fresh").iterdir()
+        lost.unlink()
+
+
 def test_what_is_not_accounted_is_refused_with_the_reason(tmp_path: Path) -> None:
     site = Site(tmp_path)
     for request, why in (
