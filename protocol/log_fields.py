@@ -61,7 +61,12 @@ def trace_of(fields: Mapping[str, object]) -> dict[str, str]:
     run_id, round_id = str(fields.get("run", "")), fields.get("round")
     if not isinstance(round_id, int) or (number := _numbers.get(run_id)) is None:
         return {}
-    from atoll.protocol.trace_ids import INVITATION, ROUND, span_id, trace_id  # a command that computes nothing has none
+    from atoll.protocol.trace_ids import (
+        INVITATION,
+        ROUND,
+        span_id,
+        trace_id,
+    )  # a command that computes nothing has none
 
     place, client = (number, run_id, round_id), str(fields.get("site", ""))
     span = span_id(*place, INVITATION, client) if client else span_id(*place, ROUND)
