@@ -341,7 +341,7 @@ class Agent:
 
     def _run_ended(self, run_id: RunId, state: str) -> None:
         self._runner.run_ended(run_id)
-        self._stores.fresh.forget_run(run_id)
+        self.stores.fresh.forget_run(run_id)
         self._watch.run_ended(run_id, state)
         if state == RunState.FINISHED:
             self.stores.residuals.forget(run_id)
