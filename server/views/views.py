@@ -261,7 +261,7 @@ def _whole_run(history: History, row: RunRow, *, whole: bool) -> Document:
 
 def _number(history: History, run_id: RunId) -> int:
     """Return the run number; 0: the state directory is elsewhere."""
-    from atoll.protocol.identity.noise_secret import FILE, run_number  # a list of runs imports no cryptography
+    from atoll.protocol.identity.noise_secret import FILE, run_number  # a list of runs needs none of it
 
     return run_number(history.path, run_id) if (history.path / FILE).is_file() else 0
 
