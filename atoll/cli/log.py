@@ -8,7 +8,7 @@ import stat
 import time
 from contextlib import suppress
 
-from atoll.protocol.log_fields import fields_of
+from atoll.protocol.log_fields import fields_of, trace_of
 
 VARIABLE = "ATOLL_LOG"
 """The environment variable of the form of the log, for the processes that this one starts."""
@@ -42,7 +42,7 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """JSON formatter: `time` (UTC), `level`, `process`, `log_fields.FIELDS`, `logger`, `message`, `traceback`."""
+    """JSON formatter: `time` (UTC), `level`, `process`, `log_fields.FIELDS`, ids of the trace, `logger`, `message`."""
 
     def __init__(self, process: str, site: str) -> None:
         super().__init__("%(message)s")
@@ -59,6 +59,7 @@ class _Json(logging.Formatter):
         if self._site:
             said["site"] = self._site
         said |= fields_of(record)
+        said |= trace_of(said)
         said |= {"logger": record.name, "message": record.getMessage()}
         if record.exc_info:
             said["traceback"] = self.formatException(record.exc_info)

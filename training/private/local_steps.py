@@ -112,6 +112,23 @@ def _faults(task: Task, algorithm: str) -> Iterator[str]:
         yield f"algorithm: got {algorithm!r}: {_WITH} its corrections have no noise: allowed are fedavg, fedprox"
 
 
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The secret draws of one training's steps: their samples, and the key of their noise."""
+
+    sampler: PoissonSampler
+    noise: bytes
+    expected: float
+    """The expected number of examples of a step, q N."""
+
+    @classmethod
+    def of(cls, key: bytes, num_examples: int, sample_rate: float) -> "Draws":
+        """Return the draws of a training on a number of examples, from its key of 32 bytes."""
+        of_data = key_of(key, "private steps", num_examples)
+        sampler = PoissonSampler(key_of(of_data, "samples"), num_examples, sample_rate)
+        return cls(sampler, key_of(of_data, "noise"), sample_rate * num_examples)
+
+
 class PrivateSteps:
     """The private steps of one training.
 
@@ -148,13 +165,13 @@ class PrivateSteps:
             raise TaskBroken(fault)
         self.engine = gradients or try_gradients(task, model, data, seed, clip_norm=terms.clip_norm, delta=terms.delta)
         self.steps, self._epoch = terms.steps_of(local), epoch_steps(terms.sample_rate)
-        of_data = key_of(key, "private steps", count)
-        self._sampler = PoissonSampler(key_of(of_data, "samples"), count, terms.sample_rate)
+        draws = Draws.of(key, count, terms.sample_rate)
+        self._sampler = draws.sampler
         self.gradients = NoisedGradients(
             self.engine,
-            key=key_of(of_data, "noise"),
+            key=draws.noise,
             std=terms.noise_multiplier * terms.clip_norm,
-            expected=terms.sample_rate * count,
+            expected=draws.expected,
             at_once=local.batch_size or ROWS_AT_ONCE,
         )
 

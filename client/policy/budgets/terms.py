@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.client.policy.budgets.entries import STEPS_MAX
+from atoll.client.policy.budgets.entries import NOISE_MAX, NOISE_MIN, RATE_MIN, STEPS_MAX
 from atoll.ground.printable import count_of
 from atoll.protocol.privacy.composition import Steps
 from atoll.protocol.privacy.guarantee import NoiseBy, Unit
@@ -27,8 +27,8 @@ PREFIX = "privacy."
 
 WITHOUT = "without differential privacy (no [privacy] of the run)"
 
-NOISE_MIN, NUMBER_MIN, NUMBER_MAX = 1e-3, 1e-9, 1e9
-"""Ends of the noise multipliers, and of other numbers, that an account can compute with."""
+NORM_MIN, NORM_MAX = 1e-9, 1e9
+"""Ends of the clip norms."""
 ROUNDS_MAX = 10**6
 """Rounds of a schedule of which the most steps are taken."""
 
@@ -55,6 +55,14 @@ class Spending:
     unit: Unit
     noise_by: NoiseBy
     steps: tuple[Steps, ...]
+
+
+def has_terms(local: str) -> bool:
+    """Return whether a run with these values for its task gives terms of privacy, known or not."""
+    try:
+        return any(key.startswith(PREFIX) for key in json.loads(local or "{}"))
+    except (ValueError, RecursionError, TypeError):
+        return False
 
 
 def spending_of(local: str) -> Spending:
@@ -84,11 +92,11 @@ def spending_of(local: str) -> Spending:
         raise ValueError(f"with {PREFIX}mechanism = {mechanism!r}, which this Atoll cannot charge")
     if (clip := terms.get("clip", "fixed")) not in ("fixed", "adaptive"):
         raise ValueError(f"with {PREFIX}clip = {clip!r}, which this Atoll cannot charge")
-    z = _number(terms, "noise_multiplier", NOISE_MIN, NUMBER_MAX)
-    _number(terms, "clip_norm", NUMBER_MIN, NUMBER_MAX)
+    z = _number(terms, "noise_multiplier", NOISE_MIN, NOISE_MAX)
+    _number(terms, "clip_norm", NORM_MIN, NORM_MAX)
     if unit == "client":  # with an adaptive clip, the sum and the count of short updates are one use of z together
         return Spending(unit, noise_by, (Steps(z, 1.0, 1),))
-    rate = _number(terms, "sample_rate", NUMBER_MIN, 1.0)
+    rate = _number(terms, "sample_rate", RATE_MIN, 1.0)
     return Spending(unit, noise_by, (Steps(z, rate, _steps(table, rate)),))
 
 
@@ -106,7 +114,7 @@ def spending_inside(privacy: str) -> Spending | None:
     """
     if (terms := read_privacy(privacy)) is None:
         return None
-    z = _number({"noise_multiplier": terms.noise_multiplier}, "noise_multiplier", NOISE_MIN, NUMBER_MAX)
+    z = _number({"noise_multiplier": terms.noise_multiplier}, "noise_multiplier", NOISE_MIN, NOISE_MAX)
     return Spending("client", terms.noise_by, (Steps(z, 1.0, 1),))
 
 

@@ -173,7 +173,13 @@ def main() -> int:
             print(it.log("coordinator")[-20_000:])
         late = sum(record.phase is not Phase.COMMITTED for record in records)
         return report(
-            it.begun, records, faults, drills=dict(it.done), not_committed=late, memory_growth=round(it.growth, 3)
+            it.begun,
+            records,
+            faults,
+            drills=dict(it.done),
+            not_committed=late,
+            memory_growth=round(it.growth, 3),
+            memory=it.memory[:: max(1, len(it.memory) // 40)],
         )
 
 
