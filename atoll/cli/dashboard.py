@@ -71,8 +71,11 @@ def _check_packages() -> None:
 
 
 def _serve(places: list[str], listen: str, *, open_: bool, is_live: bool) -> None:
+    from atoll.cli import log
     from atoll.dashboard.process import serve
     from atoll.protocol.signals import call_at_end
+
+    log.configure("dashboard")
 
     def ready(address: str, link: str) -> None:
         note(f"the pages are at {address}; this link opens a session, once, within ten minutes:")

@@ -101,7 +101,7 @@ def configure(process: str, site: str = "", form: str = "text") -> None:
     """Send Atoll's records from `info` upward, and the warnings of other libraries, to standard error.
 
     Args:
-        process: `coordinator`, `agent`, `rank` or `authority`.
+        process: `coordinator`, `agent`, `rank`, `authority` or `dashboard`.
         site: the name of an agent's site; it follows the time in every line, as several agents may share a terminal.
         form: `text`, lines for a person, or `json`.
     """
