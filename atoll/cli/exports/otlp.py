@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,7 +145,6 @@ def _points(
     """Yield each value of a site: its attributes, value, instant and version."""
     from atoll.telemetry.instruments import NAME, RUN, SOURCE
 
-    number: Callable[[Any], bool] = lambda value: isinstance(value, int | float)  # noqa: E731
     for kind in KINDS:
         for site, curves in views[kind]["curves"].items():
             if site not in sites:
@@ -153,5 +152,5 @@ def _points(
             for metric, curve in curves.items():
                 of = {RUN: run_id, "atoll.client.name": site, NAME: metric, SOURCE: kind}
                 for version, value in curve:
-                    if number(value) and version in versions:
+                    if isinstance(value, int | float) and version in versions:
                         yield of, value, versions[version], version
