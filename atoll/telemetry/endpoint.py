@@ -12,11 +12,12 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from atoll.ground.address import bracketed
 from atoll.protocol.identity.certificates import CertificateError, read_leaf
 from atoll.protocol.identity.credential import AUTHORITIES, CERTIFICATE, KEY, Credential
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import Identity
-from atoll.protocol.wire.channel import bracketed, loopback_only, parse_address
+from atoll.protocol.wire.channel import loopback_only, parse_address
 from atoll.server.identity.rules import READERS
 from atoll.telemetry.pipeline import ReadingFailed
 

@@ -29,8 +29,9 @@ def opened(process: str, listen: str) -> "AbstractContextManager[Telemetry | Non
 
 def serve_coordinator(telemetry: "Telemetry", coordinator: "Coordinator", ports: "Ports") -> None:
     """Serve the metrics of a coordinator, on other interfaces than loopback with mutual TLS."""
+    from atoll.ground.address import is_loopback
     from atoll.ground.folder_id import folder_id
-    from atoll.protocol.wire.channel import is_loopback, parse_address
+    from atoll.protocol.wire.channel import parse_address
     from atoll.telemetry.coordinator import CoordinatorReadings
     from atoll.telemetry.endpoint import Readers
 
