@@ -228,7 +228,7 @@ def test_forms_change_a_real_federation_as_its_owner(tmp_path: Path) -> None:
         assert it.run_state(run) == "running"
         status, page = sent(f"{of_run}/stop", typed=run, reason="seen enough")
         assert (status, f"{run} is " in page) == (200, True), page
-            wait_for(lambda: it.run_state(run) == "stopped")
+        wait_for(lambda: it.run_state(run) == "stopped")
         assert shown("run", "show", run, "--state", it.state)["cause"] == "seen enough"
 
         status, page = sent(f"{of_members}/invite", name="olga", role="auditor", hours="1")
