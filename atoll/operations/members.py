@@ -80,6 +80,6 @@ def unknown_member(role: Role, name: str, standings: Mapping[tuple[Role, str], s
     elsewhere = f"; {name} is {' and '.join(others)} here (--role ROLE)" if others else ""
     return (
         f"no {role} {name!r} was invited or enrolled here, so nothing is revoked{elsewhere}{instead_of(name, names)}",
-        "a certificate that was made by hand (`atoll authority issue`) may be listed nowhere: `atoll client revoke --made-by-hand` "
-        "revokes it all the same",
+        "a certificate that was made by hand (`atoll authority issue`) may be listed nowhere: "
+        "`atoll client revoke --made-by-hand` revokes it all the same",
     )
