@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from atoll.dashboard.pages.runs import OfPlace
@@ -113,3 +114,19 @@ def sources(named: Sequence[str]) -> list[Source]:
             "a coordinator's state directory, HOST:PORT of one that you have joined, a database, or a folder"
         )
     return found
+
+
+def only_state(found: Sequence[Source]) -> str:
+    """Return the state directory of the only coordinator among some places.
+
+    Raises:
+        AtollError: there is no coordinator, or another one, or it is not on this machine.
+    """
+    coordinators = [source for source in found if isinstance(source.place, Federation)]
+    if len(coordinators) != 1 or not Path(coordinators[0].label).is_dir():
+        listed = ", ".join(source.label for source in coordinators) or "none"
+        raise AtollError(
+            f"an interface other than loopback shows one coordinator, to its members: got {listed}; allowed: one state "
+            "directory on this machine, which has the certificate of its coordinator"
+        )
+    return coordinators[0].label

@@ -4,12 +4,16 @@ import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from atoll.interface.arguments import folder_of
 from atoll.interface.deployed import Federation, connect
 from atoll.interface.errors import AtollError, one_error
 from atoll.interface.simulated import SimulatedRun
 from atoll.operations.place import STATE, is_elsewhere
+
+if TYPE_CHECKING:
+    from atoll.server.identity.readers import StoredReaders
 
 DEPTH = 2
 """The levels below a folder at which simulations are looked for."""
@@ -111,3 +115,18 @@ def places_here() -> list[str]:
     """Return the places of the current folder: the state directory or the joined coordinator, and the simulations."""
     found = [str(STATE)] if STATE.is_dir() or is_elsewhere(STATE) else []
     return [*found, *(["."] if Simulations(".").names else [])]
+
+
+@one_error()
+def readers_of(state: Path | str) -> "StoredReaders":
+    """Return the check of who may read on other interfaces than loopback, by the members of a coordinator.
+
+    Args:
+        state: the coordinator's state directory, on this machine.
+
+    Raises:
+        AtollError: the directory has no certificate of its coordinator, or this user may not read its key.
+    """
+    from atoll.server.identity.readers import StoredReaders
+
+    return StoredReaders(folder_of("state", state))

@@ -325,6 +325,15 @@ def members_in(connection: Connection, *, now: float) -> list[Member]:
     return in_order(found.values())
 
 
+def is_revoked_in(connection: Connection, identity: Identity, serial: int) -> bool:
+    """Return what `Revocations.is_revoked` returns at the coordinator, read from a register."""
+    if connection.scalar(select(REVOKED.c.at).where(_of(REVOKED, identity))) is None:
+        return False
+    c = CERTIFICATES.c
+    standing = and_(_of(CERTIFICATES, identity), c.serial == f"{serial:x}", ~c.is_revoked)
+    return connection.scalar(select(c.serial).where(standing)) is None
+
+
 def in_order(members: Iterable[Member]) -> list[Member]:
     """Return members in order of role and name."""
     return sorted(members, key=lambda member: (member.identity.role, member.identity.name))
