@@ -7,8 +7,8 @@ import typer
 
 from atoll.cli import completion, options
 from atoll.cli.group import Commands
-from atoll.cli.printing import as_json, clock, note, say, seconds, shortened, table
-from atoll.ground.printable import instead_of
+from atoll.cli.printing import as_json, clock, note, say, seconds, table
+from atoll.ground.printable import instead_of, shortened
 from atoll.operations.faults import CommandError
 from atoll.operations.place import STATE
 from atoll.operations.views import read_pages, read_view
