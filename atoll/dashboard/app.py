@@ -1,8 +1,8 @@
 """The pages at their addresses: each as HTML, as JSON at the same address with `.json`, and the stream of news."""
 
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from atoll.dashboard.access import LINK_S, LOGIN, SESSION_S, Guard, Sessions
+from atoll.dashboard.access import LINK_S, LOGIN, SESSION_S, Door, Guard, LoopbackDoor, Refused
+from atoll.dashboard.control import Control
 from atoll.dashboard.live import Live, Pictures
 from atoll.dashboard.pages import addresses, runs
 from atoll.dashboard.pages.blocks import Page, Sentences, fates_of
@@ -42,24 +43,14 @@ class Dashboard:
 
     Args:
         sources: the places.
-        sessions: the sessions of the browsers.
-        cookie: the name of their cookie.
-        clock: returns the time [s since the epoch].
         is_live: whether pages change by themselves.
+        is_controlled: whether there are forms that change runs and members.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[Source],
-        sessions: Sessions,
-        cookie: str,
-        clock: Callable[[], float] = time.time,
-        *,
-        is_live: bool = True,
-    ) -> None:
+    def __init__(self, sources: Sequence[Source], *, is_live: bool = True, is_controlled: bool = False) -> None:
         self._live, self._pictures, self._is_live = Live(self._run), Pictures(), is_live
         self._sources = {source.number: source for source in sources}
-        self._sessions, self._cookie, self._clock = sessions, cookie, clock
+        self._is_controlled = is_controlled
         self._limiter: anyio.CapacityLimiter | None = None
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(HERE / "templates"),
@@ -70,17 +61,19 @@ class Dashboard:
         )
         self._templates.globals["fates_of"] = fates_of
 
-    def app(self, hosts: set[str]) -> Guard:
-        """Return the application, which answers requests to these values of `Host` alone."""
-        routes = [Route(LOGIN, self._login), Route("/", self._runs), Route("/runs.json", self._runs)]
+    def app(self, door: Door) -> Guard:
+        """Return the application, which answers requests that come through a door alone."""
+        routes = [Route("/", self._runs), Route("/runs.json", self._runs)]
+        routes += [Route(LOGIN, self._login(door))] if isinstance(door, LoopbackDoor) else []
         routes += [Route(LIVE, self._news)] if self._is_live else []
+        routes += Control(self._source, self._html).routes() if self._is_controlled else []
         for path, read in PAGES:
             routes += [Route(f"{path}.json", self._page(read)), Route(path, self._page(read))]
         app = Starlette(
             routes=[*routes, Mount("/static", StaticFiles(directory=HERE / "static"))],
-            exception_handlers={HTTPException: self._not_found, AtollError: self._fault},
+            exception_handlers={HTTPException: self._not_found, AtollError: self._fault, Refused: self._refused},
         )
-        return Guard(app, self._sessions, hosts, self._clock, self._cookie)
+        return Guard(app, door, is_controlled=self._is_controlled)
 
     async def _read(self, call: Callable[[], Any]) -> Any:
         """Return the result of a call that reads, on a thread; at most `READERS` read at one time."""
@@ -110,7 +103,7 @@ class Dashboard:
                 return Response(found, media_type="application/json")
 
             async def render() -> str:
-                html: str = await self._read(lambda: self._html(read(asked)[1]()))
+                html: str = await self._read(lambda: self._html(self._with_control(read(asked)[1](), asked)))
                 return html
 
             if followed is None:
@@ -118,6 +111,15 @@ class Dashboard:
             return HTMLResponse(await self._pictures.picture(str(request.url), followed, render))
 
         return answer
+
+    def _with_control(self, page: Page, asked: Asked) -> Page:
+        """Return a page of a coordinator with the link to its forms, as far as there are some."""
+        source, run_id = asked.source, asked.run
+        if not (self._is_controlled and source.is_controlled):
+            return page
+        of_members = addresses.of_members(source.number, "control")
+        address = addresses.of_run(source.number, run_id, "control") if run_id else of_members
+        return replace(page, tabs=[*page.tabs, ("Control", address)])
 
     async def _news(self, request: Request) -> Response:
         keys = request.query_params.getlist("run")[:KEYS_MAX]
@@ -134,19 +136,22 @@ class Dashboard:
         page = runs.runs(places, state=query.get("state", ""), text=query.get("text", ""))
         return HTMLResponse(self._html(page))
 
-    async def _login(self, request: Request) -> Response:
-        cookie = self._sessions.opened_by(request.query_params.get("t", ""), self._clock())
-        if cookie is None:
-            why = f"this link was used, or is older than {LINK_S / 60:.0f} minutes"
-            lines = [f"{why}: `atoll dashboard link` prints another one"]
-            return HTMLResponse(self._html(Page("No session", [Sentences("Why", lines)])), 403)
-        answer = HTMLResponse(self._templates.get_template("login.html").render())
-        answer.set_cookie(self._cookie, cookie, max_age=int(SESSION_S), path="/", httponly=True, samesite="strict")
+    def _login(self, door: LoopbackDoor) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            if (cookie := door.opened_by(request.query_params.get("t", ""))) is None:
+                why = f"this link was used, or is older than {LINK_S / 60:.0f} minutes"
+                lines = [f"{why}: `atoll dashboard link` prints another one"]
+                return HTMLResponse(self._html(Page("No session", [Sentences("Why", lines)])), 403)
+            found = HTMLResponse(self._templates.get_template("login.html").render())
+            found.set_cookie(door.cookie, cookie, max_age=int(SESSION_S), path="/", httponly=True, samesite="strict")
+            return found
+
         return answer
 
     async def _not_found(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 404
-        lines = [f"there is no page {printable(request.url.path)[:200]}"]
+        path = printable(request.url.path)[:200]
+        lines = [f"{path} is no page for {request.method}" if status == 405 else f"there is no page {path}"]
         return HTMLResponse(self._html(Page("Not found", [Sentences("Why", lines)])), status)
 
     async def _fault(self, request: Request, error: Exception) -> Response:
@@ -156,6 +161,9 @@ class Dashboard:
         if request.url.path.endswith(".json"):
             return Response(_json({"faults": lines}), status, media_type="application/json")
         return HTMLResponse(self._html(Page("Not shown", [Sentences("Why", lines)])), status)
+
+    async def _refused(self, request: Request, error: Exception) -> Response:
+        return HTMLResponse(self._html(Page("Refused", [Sentences("Why", [str(error)])])), 403)
 
     def _html(self, page: Page) -> str:
         return self._templates.get_template("page.html").render(page=page, is_live=self._is_live)

@@ -67,6 +67,21 @@ class Source:
             return self.place
         raise AtollError(f"{self.label} is a folder of simulations: a coordinator's runs alone have this page")
 
+    @property
+    def is_controlled(self) -> bool:
+        """Whether `controlled` returns a coordinator."""
+        return isinstance(self.place, Federation) and "://" not in self.label
+
+    def controlled(self) -> Federation:
+        """Return the coordinator whose runs and members can be changed.
+
+        Raises:
+            AtollError: the place is a database, which does not tell where its coordinator is, or none of a coordinator.
+        """
+        if "://" in self.label:
+            raise AtollError("a database is read alone: name its coordinator's state directory, or HOST:PORT")
+        return self.federation()
+
     def deployed(self, run: str) -> DeployedRun:
         """Return a run of the coordinator; errors as `federation`."""
         return self.federation().known_run(run)

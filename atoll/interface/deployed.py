@@ -20,6 +20,8 @@ from atoll.task.task import Task
 
 if TYPE_CHECKING:
     from atoll.operations.following import Ending
+    from atoll.protocol.atoll_pb2 import RunReply
+    from atoll.protocol.identity.names import Role
     from atoll.task.arrays import Arrays
 
 Answer = TypeVar("Answer")
@@ -195,14 +197,20 @@ class Federation:
     def invite(self, name: str, *, role: str = "client", hours: float = 24.0) -> str:
         """Return a join code, which makes its bearer a member under this name, once; errors as `start`."""
         from atoll.operations import admin
-        from atoll.protocol.identity.names import Role
 
         check_text("name", name)
         check_between("hours", hours, 0.001, 720)
-        if role not in [str(each) for each in Role]:
-            raise AtollError(f"role: got {role!r}; allowed: {', '.join(map(str, Role))}")
-        reply = self._answer(lambda: admin.invite(self._state, Role(role), name, hours * 3600))
+        of = _role(role)
+        reply = self._answer(lambda: admin.invite(self._state, of, name, hours * 3600))
         return str(reply.join_code)
+
+    def revoke(self, name: str, *, role: str = "client") -> None:
+        """Revoke a member: its certificates and join codes become invalid, its open calls end; errors as `start`."""
+        from atoll.operations.members import revoke_member
+
+        check_text("name", name)
+        of = _role(role)
+        self._answer(lambda: revoke_member(self._state, of, name))
 
     def _view(self, view: str, *, run: str = "", number: int = 0, paging: Paging = ALL) -> Any:
         from atoll.operations.views import read_view
@@ -226,6 +234,15 @@ class Federation:
 
     def _repr_html_(self) -> str:
         return self.runs._repr_html_()
+
+
+def _role(role: str) -> "Role":
+    """Check that there is such a role, and return it; raises AtollError."""
+    from atoll.protocol.identity.names import Role
+
+    if role not in [str(each) for each in Role]:
+        raise AtollError(f"role: got {role!r}; allowed: {', '.join(map(str, Role))}")
+    return Role(role)
 
 
 class DeployedRun:
@@ -417,22 +434,22 @@ class DeployedRun:
         with asking(federation._named):
             yield from items(self.run_id, federation._state, federation._database, after, ending=ending)
 
-    def pause(self, reason: str = "") -> None:
-        """Pause the run before its next round; errors as `Federation.start`."""
+    def pause(self, reason: str = "") -> str:
+        """Pause the run before its next round, and return its state as a sentence; errors as `Federation.start`."""
         from atoll.operations import admin
 
         check_text("reason", reason)
-        self._federation._answer(lambda: admin.pause(self._federation._state, self.run_id, reason))
+        return self._changed(lambda: admin.pause(self._federation._state, self.run_id, reason))
 
-    def stop(self, reason: str = "") -> None:
-        """Stop the run, for a reason that its record keeps; errors as `Federation.start`."""
+    def stop(self, reason: str = "") -> str:
+        """Stop the run, for a reason that its record keeps; returns and raises as `pause`."""
         from atoll.operations import admin
 
         check_text("reason", reason)
-        self._federation._answer(lambda: admin.stop(self._federation._state, self.run_id, reason))
+        return self._changed(lambda: admin.stop(self._federation._state, self.run_id, reason))
 
-    def resume(self, *, rounds: int | None = None, set: Mapping[str, Any] | None = None) -> None:
-        """Continue a paused run, or reopen an ended one; errors as `Federation.start`.
+    def resume(self, *, rounds: int | None = None, set: Mapping[str, Any] | None = None) -> str:
+        """Continue a paused run, or reopen an ended one; returns and raises as `pause`.
 
         Args:
             rounds: the rounds of the run from now on; None: as before.
@@ -444,8 +461,30 @@ class DeployedRun:
             check_whole("rounds", rounds, 1)
         with one_error():
             overrides = overrides_of(set)
-        federation = self._federation
-        federation._answer(lambda: resume_run(self.run_id, federation._state, overrides, rounds=plain_of(rounds)))
+        state = self._federation._state
+        return self._changed(lambda: resume_run(self.run_id, state, overrides, rounds=plain_of(rounds)))
+
+    def statistics(self, *, deadline: float = 300.0) -> Mapping[str, Any]:
+        """Ask the connected sites of the run's task for statistics of their data, by the settings of the run.
+
+        Args:
+            deadline: seconds in which sites may answer.
+
+        Raises:
+            AtollError: no site can be asked, or no coordinator answers.
+        """
+        from atoll.operations.runs import collect_again
+
+        check_between("deadline", deadline, 0.1, 86_400)
+        at = self._federation
+        number = at._answer(lambda: collect_again(self.run_id, at._state, at._database, deadline))
+        return at.statistics(number=number)
+
+    def _changed(self, call: "Callable[[], RunReply]") -> str:
+        """Return the answer to a change as a sentence."""
+        from atoll.operations.runs import sentence_of
+
+        return sentence_of(self._federation._answer(call))
 
     def _view(self, view: str, *, number: int = 0, paging: Paging = ALL) -> Any:
         return self._federation._view(view, run=self.run_id, number=number, paging=paging)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from atoll.dashboard.access import HEADERS, Sessions, new_key, new_token
+from atoll.dashboard.access import HEADERS, LoopbackDoor, Sessions, new_key, new_token
 from atoll.dashboard.app import Dashboard
 from atoll.dashboard.readings import PAGES
 from atoll.dashboard.sources import sources
@@ -53,6 +53,10 @@ WALKED = [
 """An address of each kind of page."""
 
 
+def door(key: bytes) -> LoopbackDoor:
+    return LoopbackDoor(Sessions(key), {HOST}, lambda: 1000.0, "atoll-7080")
+
+
 @pytest.fixture(scope="module")
 def key() -> bytes:
     return new_key()
@@ -61,7 +65,7 @@ def key() -> bytes:
 @pytest.fixture(scope="module")
 def stranger(places: list[str], key: bytes) -> TestClient:
     """A browser without a session."""
-    app = Dashboard(sources(places), Sessions(key), "atoll-7080", lambda: 1000.0).app({HOST})
+    app = Dashboard(sources(places)).app(door(key))
     return TestClient(app, base_url=f"http://{HOST}", raise_server_exceptions=True)
 
 
@@ -276,7 +280,7 @@ def test_a_fault_of_json_is_json(browser: TestClient) -> None:
 
 
 def test_pages_without_live_change_have_no_script(places: list[str], key: bytes) -> None:
-    app = Dashboard(sources(places), Sessions(key), "atoll-7080", lambda: 1000.0, is_live=False).app({HOST})
+    app = Dashboard(sources(places), is_live=False).app(door(key))
     browser = TestClient(app, base_url=f"http://{HOST}")
     browser.get("/login", params={"t": new_token(key, 999.0)})
     assert "<script" not in browser.get(DEPLOYED).text

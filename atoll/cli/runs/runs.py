@@ -12,7 +12,7 @@ from atoll.cli.runs.statistics import statistics
 from atoll.ground.printable import count_of, shortened
 from atoll.operations.faults import CommandError
 from atoll.operations.place import STATE, is_elsewhere
-from atoll.operations.runs import resume_run, start_run
+from atoll.operations.runs import resume_run, sentence_of, start_run
 from atoll.operations.views import read_view
 from atoll.protocol.paging import Paging
 from atoll.protocol.run_names import RunNotNamed, only_named
@@ -249,4 +249,4 @@ def _report(reply: "RunReply", json: bool) -> None:
     if json:
         as_json({"run": reply.run_id, "state": reply.state, "message": reply.message})
     else:
-        say(f"{reply.run_id} is {reply.state}" + (f": {reply.message}" if reply.message else ""))
+        say(sentence_of(reply))

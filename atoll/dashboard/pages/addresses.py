@@ -37,6 +37,12 @@ def of_place(place: int, page: str, **query: object) -> str:
     return f"/{page}/{place}" + (f"?{urlencode(given)}" if given else "")
 
 
+def of_members(place: int, page: str = "", **query: str) -> str:
+    """Return the address of the members of a place, or of a page below it; arguments as of `of_run`."""
+    path = f"/members/{place}" + (f"/{page}" if page else "")
+    return path + (f"?{urlencode(query)}" if query else "")
+
+
 def segment(name: str) -> str:
     """Return a name as one segment of a path: with the escapes of RFC 6901, section 3, for slashes; `~` is `.`."""
     escaped = name.replace("~", "~0").replace("/", "~1")
