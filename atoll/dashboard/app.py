@@ -1,10 +1,8 @@
 """The pages at their addresses: each as HTML, as JSON at the same address with `.json`, and the stream of news."""
 
 import json
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,12 @@ from starlette.staticfiles import StaticFiles
 from atoll.dashboard.access import LINK_S, LOGIN, SESSION_S, Door, Guard, LoopbackDoor, Refused
 from atoll.dashboard.control import Control
 from atoll.dashboard.live import Live, Pictures
-from atoll.dashboard.pages import addresses, rounds, run, runs, simulated, sites, versions
+from atoll.dashboard.pages import addresses, runs
 from atoll.dashboard.pages.blocks import Page, Sentences, fates_of
+from atoll.dashboard.readings import PAGES, Answer, Asked, document_of
 from atoll.dashboard.sources import Source
 from atoll.ground.printable import printable
-from atoll.interface.deployed import DeployedRun
+from atoll.interface.deployed import AWAY, DeployedRun
 from atoll.interface.errors import AtollError
 
 HERE = Path(__file__).parent
@@ -37,166 +36,6 @@ KEYS_MAX = 64
 
 READERS = 4
 """Largest number of views that are read at one time."""
-
-COUNT, COUNT_MAX = 100, 1_000
-"""Rows of a page of a list: by default, and at most."""
-
-POLICY_ROUNDS = 1_000
-"""Number of the newest rounds over which the page of the policy counts."""
-
-SITE_ROUNDS = 25
-"""Number of the newest rounds on the page of a site."""
-
-FATES_OF_SITE = 300
-"""Number of the newest rounds in which the fates of a site are looked for."""
-
-AWAY = 75
-"""The code of an `AtollError` whose cause passes: a database or a coordinator is away."""
-
-Document = Any
-Answer = tuple[Document, Callable[[], Page]]
-"""The document of `.json`, and the function that makes the page."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a request asks for.
-
-    Args:
-        source: the place.
-        run: the run in it.
-        path: the other parts of the address.
-        query: the values after `?`.
-    """
-
-    source: Source
-    run: str
-    path: Mapping[str, Any]
-    query: Mapping[str, str]
-    lines: Sequence[tuple[float, str]] = ()
-    """The newest lines of the run's log, if it is followed."""
-
-    def only(self, *names: str) -> dict[str, str]:
-        """Return some values of the query that are not empty."""
-        return {name: self.query[name] for name in names if self.query.get(name)}
-
-    @property
-    def count(self) -> int:
-        """The rows of a page.
-
-        Raises:
-            AtollError: it is no number, or too large.
-        """
-        text = self.query.get("count", str(COUNT))
-        if not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:9]) <= COUNT_MAX:
-            raise AtollError(f"count: got {text!r}; allowed: 1 to {COUNT_MAX:,}")
-        return int(text)
-
-
-def of_run(asked: Asked) -> Answer:
-    """Return a run."""
-    source = asked.source
-    if (found := source.simulated(asked.run)) is not None:
-        document = found.document
-        page = partial(simulated.run, source.number, source.label, asked.run, document, found.lines, found.settings)
-        return document, page
-    here = source.deployed(asked.run)
-    document, toml = here.shown()
-
-    def make() -> Page:
-        newest = here.page("rounds", count=run.ROUNDS_MAX, last=True).rows
-        return run.run(source.number, source.label, document, toml, newest, here.fates(run.ROUNDS_MAX), asked.lines)
-
-    return document, make
-
-
-def of_rounds(asked: Asked) -> Answer:
-    """Return the rounds of a run."""
-    source = asked.source
-    if (found := source.simulated(asked.run)) is not None:
-        page = partial(simulated.run, source.number, source.label, asked.run, found.document, found.lines, "")
-        return found.lines, page
-    filters = asked.only("state", "client", "fate", "text")
-    after = asked.query.get("after", "")
-    seen = source.deployed(asked.run).page("rounds", count=asked.count, after=after, last=True, where=filters)
-    given = filters | asked.only("after", "count")
-    return seen.rows, partial(rounds.rounds, source.number, source.label, asked.run, seen.rows, seen.next, given)
-
-
-def of_round(asked: Asked) -> Answer:
-    """Return a round."""
-    source, number = asked.source, asked.path["number"]
-    if (found := source.simulated(asked.run)) is not None:
-        line = next((line for line in found.lines if line["round"] == number), None)
-        if line is None:
-            raise AtollError(f"the run {asked.run} has no round {number} (it has {len(found.lines)})")
-        return line, partial(simulated.round_, source.number, source.label, asked.run, line)
-    record = source.deployed(asked.run).round(number).record
-    return record, partial(rounds.round_, source.number, source.label, asked.run, record, time.time())
-
-
-def of_sites(asked: Asked) -> Answer:
-    """Return the clients of a run."""
-    source = asked.source
-    filters = asked.only("state", "prefix", "text")
-    after = asked.query.get("after", "")
-    seen = source.deployed(asked.run).page("clients", count=asked.count, after=after, where=filters)
-    given = filters | asked.only("after", "count")
-    return seen.rows, partial(sites.sites, source.number, source.label, asked.run, seen.rows, seen.next, given)
-
-
-def of_site(asked: Asked) -> Answer:
-    """Return a site."""
-    source, here, name = asked.source, asked.source.deployed(asked.run), asked.query.get("name", "")
-    rows = here.page("clients", count=1, where={"prefix": name}).rows
-    client = next((row for row in rows if row["client"] == name), None)
-
-    def make() -> Page:
-        own = here.page("rounds", count=SITE_ROUNDS, last=True, where={"client": name}).rows
-        fates, metrics = here.fates(FATES_OF_SITE), here.site_metrics
-        return sites.site(source.number, source.label, asked.run, name, client, own, fates, metrics)
-
-    return client, make
-
-
-def of_versions(asked: Asked) -> Answer:
-    """Return the versions of a run."""
-    source, here = asked.source, asked.source.deployed(asked.run)
-    seen = here.page("versions", count=asked.count, after=asked.query.get("after", ""), last=True)
-    given = asked.only("after", "count")
-
-    def make() -> Page:
-        document = here.document
-        return versions.versions(source.number, source.label, document, seen.rows, seen.next, given)
-
-    return seen.rows, make
-
-
-def of_policy(asked: Asked) -> Answer:
-    """Return what the policy of a run has decided."""
-    source, here = asked.source, asked.source.deployed(asked.run)
-    rows = here.page("rounds", count=POLICY_ROUNDS, last=True).rows
-    return rows, lambda: rounds.policy(source.number, source.label, here.document, rows)
-
-
-def of_members(asked: Asked) -> Answer:
-    """Return the members of a coordinator."""
-    source, rows = asked.source, list(asked.source.federation().members)
-    given = asked.only("role", "standing", "text")
-    return rows, lambda: runs.members(source.number, source.label, rows, **given)
-
-
-PAGES: Sequence[tuple[str, Callable[[Asked], Answer]]] = (
-    ("/runs/{place:int}/{run}/rounds/{number:int}", of_round),
-    ("/runs/{place:int}/{run}/rounds", of_rounds),
-    ("/runs/{place:int}/{run}/sites", of_sites),
-    ("/runs/{place:int}/{run}/site", of_site),
-    ("/runs/{place:int}/{run}/versions", of_versions),
-    ("/runs/{place:int}/{run}/policy", of_policy),
-    ("/members/{place:int}", of_members),
-    ("/runs/{place:int}/{run}", of_run),
-)
-"""The addresses of the pages, and what is read for each."""
 
 
 class Dashboard:
@@ -260,7 +99,7 @@ class Dashboard:
             lines = () if followed is None else tuple(followed.lines)
             asked = Asked(source, run_id, path, dict(request.query_params), lines)
             if request.url.path.endswith(".json"):
-                found = await self._read(lambda: _json(read(asked)[0]))
+                found = await self._read(lambda: _json(document_of(read(asked))))
                 return Response(found, media_type="application/json")
 
             async def render() -> str:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
+AWAY = 75
+"""The code of an `AtollError` whose cause passes: a database or a coordinator is away."""
+
 
 @one_error()
 def connect(
@@ -143,6 +146,53 @@ class Federation:
             _, number = self._answer(lambda: collect(str(what), self._state, overrides, deadline))
         found: Mapping[str, Any] = self._view("statistics", number=number)
         return found
+
+    @property
+    def alerts(self) -> Table:
+        """The conditions that hold now, the critical ones first: condition, subject, run, level, sentence, docs.
+
+        They are the rules of `docs/operations/rules.yml` on the coordinator's records, and what `[notify]` reports.
+        """
+        try:
+            return Table(self._view("alerts"))
+        except AtollError as error:
+            if error.code != AWAY:
+                raise
+            row = {"condition": "AtollJournalAway", "subject": str(self._state), "run": "", "level": "critical"}
+            return Table([row | {"sentence": " ".join(error.faults), "docs": "docs/monitoring.md#atolljournalaway"}])
+
+    def audit(self, *, count: int = 20, action: str = "", actor: str = "", before: int = 0) -> Mapping[str, Any]:
+        """Return the newest events of the audit log and its newest checkpoint, as `atoll audit show --json`.
+
+        Args:
+            count: the largest number of events.
+            action: the action of the events, or a part of it up to a dot; empty: any.
+            actor: the actor of the events; empty: any.
+            before: the number of the line before which the events lie; 0: at the end.
+
+        Raises:
+            AtollError: there is no log, or the coordinator refuses.
+        """
+        from atoll.operations.audit import newest_events, opened_log
+
+        check_whole("count", count, 1)
+        check_whole("before", before, 0, 2**53)
+
+        def read() -> Mapping[str, Any]:
+            with opened_log(self._state) as source:
+                return newest_events(source, count, action=action, actor=actor, before=before)
+
+        return self._answer(read)
+
+    def audit_verdict(self) -> Mapping[str, Any]:
+        """Verify the whole audit log; return the verdict, as `atoll audit verify --json`; errors as `audit`."""
+        from atoll.operations.audit import opened_log, verified_log
+
+        def read() -> Mapping[str, Any]:
+            with opened_log(self._state) as source:
+                return verified_log(source)[1]
+
+        return self._answer(read)
 
     def invite(self, name: str, *, role: str = "client", hours: float = 24.0) -> str:
         """Return a join code, which makes its bearer a member under this name, once; errors as `start`."""
@@ -284,6 +334,11 @@ class DeployedRun:
         check_whole("rounds", rounds, 1, 300)
         found: Mapping[str, Any] = self._view("fates", number=rounds)
         return found
+
+    def sums(self, rounds: int = 24) -> Table:
+        """Return the secure sums of the newest rounds, a row each: stage, members, and how many have sent what."""
+        check_whole("rounds", rounds, 1, 300)
+        return Table(self._view("sums", number=rounds)["rows"])
 
     @property
     def site_metrics(self) -> Mapping[str, Any]:

@@ -7,7 +7,8 @@ import typer
 
 from atoll.cli import completion, options
 from atoll.cli.group import Commands
-from atoll.cli.printing import as_json, clock, note, say, seconds, shortened, table
+from atoll.cli.printing import as_json, clock, note, say, seconds, table
+from atoll.ground.printable import shortened
 from atoll.operations.place import STATE
 from atoll.operations.views import read_pages, read_view
 from atoll.protocol.identity.names import Role

@@ -6,10 +6,10 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.group import Commands
-from atoll.cli.printing import as_json, best_text, clock, metrics_text, note, say, shortened, table
+from atoll.cli.printing import as_json, best_text, clock, metrics_text, note, say, table
 from atoll.cli.runs.sites import show_sites
 from atoll.cli.runs.statistics import statistics
-from atoll.ground.printable import count_of
+from atoll.ground.printable import count_of, shortened
 from atoll.operations.faults import CommandError
 from atoll.operations.place import STATE, is_elsewhere
 from atoll.operations.runs import resume_run, sentence_of, start_run
