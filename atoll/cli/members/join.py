@@ -44,7 +44,7 @@ P12 = Annotated[
     typer.Option(
         "--p12",
         metavar="FILE",
-        help="Also write key and certificate to a new file (PKCS #12) that a browser takes, and that only you can read; "
+        help="Also write key and certificate to a new file (PKCS #12) for browsers, which only you can read; "
         "asks for a passphrase of at least 8 characters, or reads a line from standard input that is no terminal.",
     ),
 ]
