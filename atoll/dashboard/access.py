@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequen
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import anyio
+
 from atoll.ground.address import is_address
 
 Scope = MutableMapping[str, Any]
@@ -221,7 +223,7 @@ class CertificateDoor:
         certificate = scope.get("state", {}).get(CERTIFICATE)
         try:
             async with asyncio.timeout(LOOK_UP_S):
-                refusal = await asyncio.to_thread(self._readers.refusal, certificate)
+                refusal = await anyio.to_thread.run_sync(self._readers.refusal, certificate, abandon_on_cancel=True)
         except TimeoutError:
             refusal = "whether a certificate is revoked cannot be read now"
         if refusal or certificate is None:
