@@ -1,6 +1,5 @@
 """Statistics in a secure sum, as operators run them: processes, certificates, pinned peers, kill -9 of both sides."""
 
-import csv
 import json
 import math
 import subprocess
@@ -8,7 +7,6 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tests.federation.processes import ATOLL, federation
 from tests.federation.statistics import csv_sites_task
@@ -33,32 +31,6 @@ examples_max = 100
 labels = {{target = 3}}
 features = {{age = {EDGES}, income = [9e8, 1.1e9]}}
 """
-
-
-@pytest.fixture
-def sites():
-    """Name the sites whose files are written."""
-    return SITES
-
-
-@pytest.fixture
-def rows(tmp_path, sites):
-    """Write the file of each site, and return its features and outcomes."""
-    found = {}
-    for number, site in enumerate(sites):
-        draws = np.random.default_rng(number)
-        size = 30 + 10 * number
-        features = draws.normal([60, 120, 1e9], [20, 20, 7], size=(size, 3))
-        features[draws.random((size, 3)) < 0.1] = np.nan
-        features[0, 0] = 130.0  # beyond the last edge
-        outcomes = draws.integers(0, 4, size)
-        with (tmp_path / f"{site}.csv").open("w", newline="") as file:
-            table = csv.writer(file)
-            table.writerow(["split", *csv_sites_task.FEATURES, "outcome"])
-            for row, outcome in zip(features, outcomes, strict=True):
-                table.writerow(["train", *("" if np.isnan(x) else repr(float(x)) for x in row), outcome])
-        found[site] = features, outcomes
-    return found
 
 
 def asking(it, *more):

@@ -35,6 +35,7 @@ STEPS = {
 
 @pytest.fixture
 def sites():
+    """Name the sites that have a file."""
     return SITES
 
 
