@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 PEERS := .venv-peers/.installed
 BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation batched audit_log data_plane parts round_vs_flower hostile rotation ranks import_time startup trees large_client flower_app agent_memory sizing secure_mask privacy private_utility secure_mesh scrape
 
-.PHONY: setup peers demo demo-large demo-private test test-fast test-long durations coverage test-parallel test-flower flower-table flower-strategy-tests test-cuda check format constraints proto docs notebooks bench bench-guard bench-views soak pages odd-tasks chaos-hour soak-live bad-week deaths fuzz papers mutants clean
+.PHONY: setup peers demo demo-large demo-private test test-fast test-long durations coverage test-parallel test-flower flower-table flower-strategy-tests browser-test test-cuda check format constraints proto docs notebooks bench bench-guard bench-views soak pages odd-tasks chaos-hour soak-live bad-week deaths fuzz papers mutants clean
 
 setup: $(STAMP)
 
@@ -81,6 +81,11 @@ flower-table: setup # Flower's strategies, wrappers and workflows over our grid,
 # Flower's wheel has no tests, and nothing is fetched: FLOWER names a clone, at the tag of the installed flwr.
 flower-strategy-tests: setup # Flower's own tests of its strategies, each aggregation played again by a native run
 	@$(BIN)/python -m tests.flower.flowers_tests $(FLOWER)
+
+# The packages lie in a folder of their own: nothing of Atoll needs them, and nothing but this target.
+browser-test: setup # every page in Debian's Chromium, live change in ten tabs; some minutes; PICTURES=docs/pictures
+	@test -d .browser/playwright || $(BIN)/python -m pip install --quiet --disable-pip-version-check --target .browser playwright==1.65.2 axe-playwright-python==0.1.8
+	PYTHONPATH=.browser ATOLL_PICTURES=$(PICTURES) $(BIN)/python -m pytest -q tests/dashboard/browser $(BROWSER)
 
 test-cuda: setup # what needs a GPU
 	$(BIN)/python -m pytest -q -n 4 tests/aggregation/fold/test_device.py $$(find tests -name test_cuda.py)

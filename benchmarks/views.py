@@ -4,7 +4,9 @@ The journal is built by rows, not by rounds: a member costs its part of a page, 
 version and an evaluation. Each view is then taken in a process of its own, as a command takes it, beside the same view
 of a thousand members and rounds. The seconds are those of opening the database, the view and its JSON, without the
 import of Python's modules, which does not depend on the run; `core_seconds` are those of the processor, which busy
-neighbours do not change; the megabytes are the process's largest resident set. The last line is one JSON object.
+neighbours do not change; the megabytes are the process's largest resident set. Then a dashboard of each state serves
+every page that its links lead to, once before it counts and five times for its figures: seconds of the fastest answer,
+processor seconds of the mean one. The last line is one JSON object.
 """
 
 import argparse
@@ -15,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,8 @@ from atoll.server.rounds.run_rules import RunRules
 from atoll.server.views.history import History
 from atoll.server.views.view_process import Viewer
 from atoll.server.views.views import View, look
+from benchmarks.pages import Session, crawled, start_dashboard
+from benchmarks.processes import Processes
 
 RUN = RunId("many-1")
 COHORT = 3
@@ -56,6 +60,10 @@ AT_ONCE = 1_000
 SECONDS_MAX, MEGABYTES_MAX = 0.3, 300
 ANSWERS = 60
 """Number of views that the lasting process answers."""
+
+PAGE_BYTES_MAX = 1_000_000
+READS = 5
+"""Number of reads of each page."""
 
 TIMES = 3
 """Number of processes for each view, of which the fastest counts: other processes share the cores."""
@@ -164,6 +172,23 @@ def measured(folder: Path, name: str) -> dict[str, Any]:
     return min(found, key=lambda one: one["seconds"])
 
 
+def pages(folder: Path) -> tuple[dict[str, dict[str, float]], float]:
+    """Return the figures of each page of a dashboard of this state directory, and the dashboard's megabytes."""
+    found: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory(prefix="atoll-views-") as scratch, Processes(Path(scratch)) as processes:
+        session = Session(start_dashboard(processes, "dashboard", folder))
+        for address in crawled(session.read):
+            seconds, before = list[float](), processes.usage("dashboard").cpu_s
+            for _ in range(READS):
+                begin = time.perf_counter()
+                num_bytes = len(session.read(address))
+                seconds.append(time.perf_counter() - begin)
+            core_seconds = (processes.usage("dashboard").cpu_s - before) / READS
+            found[address] = {"seconds": round(min(seconds), 4), "core_seconds": round(core_seconds, 4)}
+            found[address]["kilobytes"] = num_bytes // 1000
+        return found, round(processes.usage("dashboard").rss_bytes_max / 1e6)
+
+
 async def answered(folder: Path) -> float:
     """Return the median time in which the coordinator's lasting process answers `run` and `rounds` [s]."""
     viewer, times = Viewer(folder), []
@@ -192,13 +217,14 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=100_000)
     parser.add_argument("--folder", type=Path, help="with --view: take one view of this state directory")
+    parser.add_argument("--pages", action="store_true", help="the pages of a dashboard alone")
     parser.add_argument("--view", choices=sorted(VIEWS))
     chosen = parser.parse_args()
     if chosen.view:
         print(json.dumps(taken(chosen.folder, chosen.view)))
         return
     found: dict[str, dict[str, Any]] = {name: {} for name in VIEWS}
-    lasting = 0.0
+    lasting, of_pages = 0.0, dict[str, dict[str, dict[str, float]]]()
     with tempfile.TemporaryDirectory(prefix="atoll-views-") as scratch:
         for size, members, rounds in sizes(chosen.members, chosen.rounds):
             begin = time.perf_counter()
@@ -210,15 +236,33 @@ def main() -> None:
                 build(Path(scratch) / "tiny", 3, 20)
                 lasting = asyncio.run(answered(Path(scratch) / "tiny"))
                 print(f"the lasting process answers a small run in {lasting * 1000:.0f} ms (median)", flush=True)
-            for name in VIEWS:
+            for name in () if chosen.pages else VIEWS:
                 found[name][size] = measured(Path(scratch) / size, name)
                 print(f"{name}: {found[name][size]}", flush=True)
-    large: list[dict[str, Any]] = [each["large"] for each in found.values()]
-    worst = {key: max(one[key] for one in large) for key in ("seconds", "core_seconds", "megabytes")}
+            of_pages[size], of_dashboard = pages(Path(scratch) / size)
+            for address, figures in of_pages[size].items():
+                print(f"{address}: {figures}", flush=True)
+            print(f"the dashboard has {of_dashboard} MB", flush=True)
+    print(json.dumps(verdict(chosen, found, of_pages["large"], lasting) | {"views": found, "pages": of_pages}))
+
+
+def verdict(
+    chosen: argparse.Namespace,
+    found: Mapping[str, Mapping[str, Mapping[str, float]]],
+    of_pages: Mapping[str, Mapping[str, float]],
+    lasting: float,
+) -> dict[str, Any]:
+    """Return the worst figures of the views and of the pages, and whether they hold their bars."""
+    worst = {
+        key: max((each["large"][key] for each in found.values() if each), default=0)
+        for key in ("seconds", "core_seconds", "megabytes")
+    }
+    page = {key: max(one[key] for one in of_pages.values()) for key in ("seconds", "core_seconds", "kilobytes")}
     is_held = worst["core_seconds"] <= SECONDS_MAX and worst["megabytes"] <= MEGABYTES_MAX
-    facts = {"benchmark": "views", "members": chosen.members, "rounds": chosen.rounds, "is_held": is_held}
-    facts["lasting_seconds"] = round(lasting, 4)
-    print(json.dumps(facts | {"worst": worst, "views": found}))
+    are_pages_held = page["core_seconds"] <= SECONDS_MAX and 1000 * page["kilobytes"] <= PAGE_BYTES_MAX
+    facts = {"benchmark": "views", "members": chosen.members, "rounds": chosen.rounds}
+    verdicts = {"is_held": is_held, "are_pages_held": are_pages_held, "worst": worst, "worst_page": page}
+    return facts | verdicts | {"lasting_seconds": round(lasting, 4)}
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ REAL = (
     "client/wire/test_rotating_channel.py",
     "client/wire/test_transfers.py",
     "client/work",
+    "dashboard/browser",
     "examples/teaching/test_collectives.py",
     "examples/teaching/test_horovod.py",
     "examples/test_algorithms.py",

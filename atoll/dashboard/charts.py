@@ -23,6 +23,12 @@ ROW = 24
 NAME = 130
 """Width of the names beside bars."""
 
+DRAWN_MAX = 1e300
+"""Largest size of a drawn value: the span of two has to be finite, too."""
+
+LEAST = 1e-290
+"""Smallest span of an axis: the factor to places in the picture has to be finite."""
+
 Point = tuple[float, float | None]
 
 
@@ -70,6 +76,8 @@ class Chart:
         over: what the horizontal axis counts, such as `version`.
         lines: the curves.
         xs, ys: the labels of the axes.
+        x_span, y_span: the values at the ends of the axes.
+        is_whole: whether all horizontal values are whole numbers.
     """
 
     title: str
@@ -77,6 +85,9 @@ class Chart:
     lines: Sequence[Line]
     xs: Sequence[Tick]
     ys: Sequence[Tick]
+    x_span: tuple[float, float]
+    y_span: tuple[float, float]
+    is_whole: bool
     width: int = WIDTH
     height: int = HEIGHT
 
@@ -89,6 +100,12 @@ class Chart:
     def right(self) -> int:
         """The right end of the horizontal lines."""
         return self.width - RIGHT
+
+    @property
+    def scale(self) -> str:
+        """The places and values of both ends of each axis, by which a zoom finds the values of the points."""
+        ends = (self.left, self.right, *self.x_span, self.height - BOTTOM, TOP, *self.y_span)
+        return " ".join(f"{end!r}" for end in ends)
 
     @property
     def sentence(self) -> str:
@@ -135,11 +152,9 @@ def chart(title: str, over: str, curves: Mapping[str, Sequence[Point]]) -> Chart
     Args:
         title: what is drawn.
         over: what the horizontal axis counts.
-        curves: the points of each curve, ascending; None or a value that is not finite is a gap.
+        curves: the points of each curve, ascending; None or a value beyond `DRAWN_MAX` is a gap.
     """
-    finite = {
-        name: [(x, y) for x, y in points if y is not None and math.isfinite(y)] for name, points in curves.items()
-    }
+    finite = {name: [(x, y) for x, y in points if y is not None and _is_drawn(y)] for name, points in curves.items()}
     drawn = {name: curves[name] for name, points in finite.items() if points}
     if not drawn:
         return None
@@ -150,11 +165,11 @@ def chart(title: str, over: str, curves: Mapping[str, Sequence[Point]]) -> Chart
     for number, (name, points) in enumerate(drawn.items()):
         paths, piece = [], list[str]()
         for x, y in points:
-            if y is None or not math.isfinite(y):
+            if y is None or not _is_drawn(y):
                 paths.append(piece)
                 piece = []
             else:
-                piece.append(f"{x_of(x):.1f},{y_of(y):.1f}")
+                piece.append(f"{x_of(x):.3f},{y_of(y):.2f}")
         paths.append(piece)
         joined = [" ".join(each if len(each) > 1 else each * 2) for each in paths if each]
         lines.append(Line(name, joined, f"{finite[name][-1][1]:.4g}", number))
@@ -164,6 +179,9 @@ def chart(title: str, over: str, curves: Mapping[str, Sequence[Point]]) -> Chart
         lines,
         [Tick(x_of(x), f"{x:g}") for x in _ticks(*xs, 6, whole=True)],
         [Tick(y_of(y), f"{y:.4g}") for y in _ticks(*ys, 4)],
+        xs,
+        ys,
+        all(float(x).is_integer() for x, _ in every),
     )
 
 
@@ -196,10 +214,14 @@ def bars(
     return Bars(found, lines, ticks, 20 + len(found) * ROW + 22)
 
 
+def _is_drawn(value: float) -> bool:
+    return abs(value) <= DRAWN_MAX  # NaN is not
+
+
 def _scale(values: Sequence[float], *, is_padded: bool = False) -> tuple[float, float]:
     low, high = min(values), max(values)
-    if high <= low:
-        room = abs(low) / 10 or 0.5
+    if high - low < LEAST:
+        room = abs(low) / 10 if abs(low) > LEAST else 0.5
         return low - room, high + room
     room = (high - low) / 20 if is_padded else 0.0
     return low - room, high + room
@@ -215,8 +237,10 @@ def _ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[f
     """Return at most about `most` round values from `low` to `high`, at least two."""
     rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
-    step = max(step, 1.0) if whole else step
-    first = math.ceil(low / step)
-    found = [number * step for number in range(first, first + 2 * most) if number * step <= high + step * 1e-9]
-    return found if len(found) > 1 else [low, high]
+    for factor in (factor for factor in (10, 5, 2, 1) if 2 * factor * power >= rough):
+        step = max(factor * power, 1.0) if whole else factor * power
+        first = math.ceil(low / step)
+        found = [number * step for number in range(first, first + 2 * most) if number * step <= high + step * 1e-9]
+        if len(found) > 1 and factor * power < 3 * rough:
+            return found
+    return [low, high]

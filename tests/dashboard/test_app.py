@@ -342,11 +342,11 @@ def test_a_fault_of_json_is_json(browser: TestClient) -> None:
     assert answer.json()["faults"][0].startswith("there is no run")
 
 
-def test_pages_without_live_change_have_no_script(places: list[str], key: bytes) -> None:
+def test_pages_without_live_change_have_no_stream(places: list[str], key: bytes) -> None:
     app = Dashboard(sources(places), is_live=False).app(door(key))
     browser = TestClient(app, base_url=f"http://{HOST}")
     browser.get("/login", params={"t": new_token(key, 999.0)})
-    assert "<script" not in browser.get(DEPLOYED).text
+    assert "live.js" not in browser.get(DEPLOYED).text
     assert browser.get("/live?run=1/r").status_code == 404
 
 

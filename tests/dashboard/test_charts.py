@@ -3,10 +3,10 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from atoll.dashboard.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, bars, chart
+from atoll.dashboard.charts import BOTTOM, DRAWN_MAX, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, bars, chart
 
 
 def drawn(found: Chart | None) -> list[list[tuple[float, float]]]:
@@ -24,12 +24,10 @@ def test_points_are_linear_in_their_values() -> None:
     assert TOP < ys[2] < ys[1] < ys[0] < HEIGHT - BOTTOM, "larger values are higher"
 
 
-@given(
-    st.lists(st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True, width=32)), min_size=1, max_size=60)
-)
+@given(st.lists(st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True)), min_size=1, max_size=60))
 def test_any_values_stay_within_the_picture(values: list[float | None]) -> None:
     found = chart("m", "round", {"s": list(enumerate(values))})
-    finite = [value for value in values if value is not None and math.isfinite(value)]
+    finite = [value for value in values if value is not None and abs(value) <= DRAWN_MAX]
     if not finite:
         assert found is None
         return
@@ -71,3 +69,16 @@ def test_bars_begin_and_end_where_their_clients_do() -> None:
     assert found.bars[1].parts == []
     assert [rule.text for rule in found.rules] == ["deadline"], "grace is beyond the end"
     assert found.rules[0].at == pytest.approx(wait.x + (train.x + train.width - wait.x) * 1.5)
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
+def test_an_axis_has_two_round_labels_or_more(low: float, span: float) -> None:
+    found = chart("m", "version", {"s": [(0, low), (1, low + span)]})
+    assert found is not None
+    assert 2 <= len(found.ys) <= 9
+
+
+def test_the_labels_of_a_share_are_round() -> None:
+    found = chart("accuracy", "version", {"server": [(1, 0.09), (50, 0.83)]})
+    assert found is not None
+    assert [tick.text for tick in found.ys] == ["0.2", "0.4", "0.6", "0.8"]

@@ -6,7 +6,7 @@ import re
 from atoll.dashboard.app import HERE
 
 STATIC = HERE / "static"
-OURS = {"VENDORED.md", "atoll.css", "icon.svg", "live.js", "streams.js"}
+OURS = {"VENDORED.md", "atoll.css", "icon.svg", "live.js", "streams.js", "zoom.js"}
 ROW = re.compile(r"^\| `([^`]+)` \| .+ \| (\d[\d.]*) \| .+ \(`([^`]+)`\) \| `([0-9a-f]{64})` \|$", re.MULTILINE)
 
 

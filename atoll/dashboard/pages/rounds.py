@@ -147,10 +147,12 @@ def policy(place: int, label: str, document: Document, rows: Sequence[Document])
     settings = document["settings"]
     rules = [
         (f"{table}.{name}", cell(value))
-        for table in ("round", "cohort", "wait", "pause")
+        for table in ("round", "cohort", "wait")
         for name, value in (settings.get(table) or {}).items()
         if value is not None and not isinstance(value, Mapping)
     ]
+    if settings.get("pause"):
+        rules.append(("pause", duration(settings["pause"])))
     blocks: list[Block] = [
         TableBlock("What ended the rounds", ("phase", "reason", "rounds", "share"), of_ends, over, "no round yet"),
         TableBlock("What became of the invited sites", ("fate", "sites", "share"), of_fates, over, "no site yet"),

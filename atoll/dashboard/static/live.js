@@ -32,6 +32,7 @@ async function read() {
     });
     for (const box of document.querySelectorAll("input[type=checkbox]")) box.checked = chosen.has(box.value);
     document.title = page.title;
+    document.dispatchEvent(new Event("changed"));
     if (every) say("live", true);
   } catch {
     say("the dashboard does not answer", false);

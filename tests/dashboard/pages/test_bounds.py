@@ -160,13 +160,15 @@ def test_a_site_that_no_run_knows_has_a_page() -> None:
 def test_the_policy_counts_what_ended_the_rounds() -> None:
     ends = [("committed", "enough")] * 3 + [("abandoned", "quorum")]
     rows = [{"phase": phase, "reason": reason, "reported": 2, "lost": 1, "invited": 3} for phase, reason in ends]
-    document = {"run": "r", "settings": {"round": {"quorum": 2, "late": None}}}
+    document = {"run": "r", "settings": {"round": {"quorum": 2, "late": None}, "pause": 1.5}}
     page = rounds.policy(1, "state", document, rows)
     of_ends, of_fates = blocks_of(page, TableBlock)
     cells = [[cell.text for cell in row] for row in of_ends.rows]
     assert cells == [["committed", "enough", "3", "75%"], ["abandoned", "quorum", "1", "25%"]]
     cells = [[cell.text for cell in row] for row in of_fates.rows]
     assert cells == [["reported", "8", "66.7%"], ["lost", "4", "33.3%"]]
+    (rules,) = blocks_of(page, Facts)
+    assert [(name, cell.text) for name, cell in rules.rows] == [("round.quorum", "2"), ("pause", "1.5 s")]
 
 
 def test_statistics_of_many_sites_and_labels_have_ten_thousand_cells() -> None:
