@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.dashboard.charts import BOTTOM, DRAWN_MAX, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, bars, chart
