@@ -1,7 +1,7 @@
 """The settings of differential privacy, and what does not go with it: with the reason and the way out."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -14,7 +14,7 @@ from atoll.protocol.privacy.gaussian import mu_within, noise_multiplier_of
 from atoll.protocol.secure.session_size import MEMBERS_MAX
 from atoll.protocol.settings import STRICT
 from atoll.server.config.aggregation import AggregationConfig
-from atoll.server.config.example_privacy import OF_EXAMPLES, ExampleTerms, steps_of
+from atoll.server.config.example_privacy import OF_EXAMPLES, ExampleTerms, bound_of_noise, noise_of, steps_of
 from atoll.server.config.exclusion import excluded, shown
 from atoll.server.config.model import ModelConfig, StopConfig
 from atoll.server.config.secure import SecureConfig
@@ -88,7 +88,11 @@ class PrivacyConfig(BaseModel):
     noise_by: Literal["coordinator", "clients", "site"] = "coordinator"
     """The party that adds the noise: "coordinator", which is trusted to; or "clients", each a share inside its secure
     sum (`[secure]`), so that the guarantee holds against the coordinator, too; for examples "site", each for its
-    own."""
+    own steps, or "clients", who make one step a round and share its noise."""
+
+    batch: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
+    """Of examples with noise by the clients: the number by which each site divides the sum of its step, the same at all
+    sites, such as `sample_rate` times the examples of the largest; absent: refused there."""
 
     honest_min: Annotated[int, Field(ge=1, le=MEMBERS_MAX)] | None = None
     """Of noise by the clients: the fewest honest members of a sum. Each member adds 1 / `honest_min` of the variance,
@@ -134,8 +138,27 @@ class PrivacyConfig(BaseModel):
         if not self.is_shared:
             return replace(secure, is_private=True, metrics=())
         honest = max(1, self.honest_of(secure, cohort))
-        share = share_of_noise(secure.bits, self.rules(rounds, cohort).noise_multiplier, honest)
+        share = share_of_noise(secure.bits, self.multiplier_of_sum(rounds, cohort), honest)
         return replace(secure, is_private=True, metrics=(), share=share, sum_min=honest + self.colluders_assumed)
+
+    def multiplier_of_sum(self, rounds: int, cohort: int, noise: Callable[[ExampleTerms], float] = noise_of) -> float:
+        """Return the standard deviation of the noise of a secure sum, in its clip norm: of examples z / `batch`.
+
+        Args:
+            rounds: of the run.
+            cohort: clients of a round.
+            noise: returns z of examples.
+        """
+        terms = self._shared_examples(rounds)
+        if terms is None:
+            return self.rules(rounds, cohort).noise_multiplier
+        assert self.batch is not None
+        return noise(terms) / self.batch
+
+    def _shared_examples(self, rounds: int) -> ExampleTerms | None:
+        """Return the terms of steps to whose sum the clients add the noise; None: there are none."""
+        is_shared = self.unit == "example" and self.is_shared and self.batch is not None
+        return self.of_examples({"max_steps": 1}, rounds) if is_shared else None
 
     @model_validator(mode="before")
     @classmethod
@@ -147,10 +170,16 @@ class PrivacyConfig(BaseModel):
 
     def faults_of_unit(self) -> Iterator[str]:
         """Yield what the unit lacks, or is of the other one; the same sentences as of a centralized training."""
-        if (self.unit == "example") != (self.noise_by == "site"):
-            out = '"site"' if self.unit == "example" else '"coordinator", "clients"'
+        is_of_examples = self.noise_by == "site" or (self.unit == "example" and self.is_shared)
+        if (self.unit == "example") != is_of_examples:
+            out = '"site", "clients"' if self.unit == "example" else '"coordinator", "clients"'
             why = f'privacy.noise_by: got "{self.noise_by}", and with privacy.unit = "{self.unit}"'
             yield f"{why} others add the noise: allowed is {out}"
+        if self.unit == "example" and self.is_shared and self.batch is None:
+            yield f'privacy.batch: missing: {OF_EXAMPLES} with noise_by = "clients" needs it'
+        if self.batch is not None and not (self.unit == "example" and self.is_shared):
+            without = f'without {OF_EXAMPLES} and noise_by = "clients" it has no effect: set these, or leave this out'
+            yield f"privacy.batch: got {self.batch:g}: {without}"
         if self.unit == "example" and self.sample_rate is None:
             yield f"privacy.sample_rate: missing: {OF_EXAMPLES} needs it"
         if self.unit == "client" and self.sample_rate is not None:
@@ -177,6 +206,7 @@ class PrivacyConfig(BaseModel):
             sample_rate=self.sample_rate,
             uses=self.participations_max or rounds,
             steps=steps,
+            batch=(self.batch or 0.0) if self.is_shared else 0.0,
         )
 
     def told(self, rounds: int) -> dict[str, Any]:
@@ -285,6 +315,8 @@ class PrivacyConfig(BaseModel):
         plain = AggregationConfig()
         if aggregation.weighting != "uniform":
             what = "with other weights one client could have most of the sum"
+            if self.unit == "example":
+                what = "each site divides its sum by privacy.batch, so that all examples have the same weight"
             yield _fault("aggregation.weighting", aggregation.weighting, what, '"uniform"')
         if aggregation.algorithm != "fedavg":
             what = "its corrections are values of single clients without noise"
@@ -330,6 +362,13 @@ class PrivacyConfig(BaseModel):
             out = "a run of rounds, for a Flower app program.native = true: run it natively"
             yield _fault("program.main", main, "the program releases what it makes of single replies", out)
 
+    def faults_of_own_noise(self) -> Iterator[str]:
+        """Yield the settings of noise by the clients, where each site adds the noise of its steps."""
+        for name in ("honest_min", "colluders"):
+            if (given := getattr(self, name)) is not None:
+                out = f'no {name}, or noise_by = "clients"'
+                yield _fault(f"privacy.{name}", given, "each site adds the noise of its steps", out)
+
     def faults_of_secure(self, secure: SecureConfig | None, policy: StragglerPolicy, rounds: int) -> Iterator[str]:
         """Yield the faults of the parties that add the noise, and of secure sums that cannot hold it."""
         if not self.is_shared:
@@ -340,7 +379,8 @@ class PrivacyConfig(BaseModel):
         if secure is None:
             if self.is_shared:
                 what = "the clients add their shares of the noise inside secure sums, and the run has no [secure]"
-                yield _fault("privacy.noise_by", self.noise_by, what, '"coordinator", or a table [secure]')
+                other = "coordinator" if self.unit == "client" else "site"
+                yield _fault("privacy.noise_by", self.noise_by, what, f'"{other}", or a table [secure]')
             return
         if secure.clip_norm != self.clip_norm:
             what = f"each site clips its update once, and privacy.clip_norm is {self.clip_norm:g}"
@@ -357,10 +397,8 @@ class PrivacyConfig(BaseModel):
         sizes = secure.sizes(policy.cohort_size)
         if policy.is_asynchronous or not sizes:
             return  # the faults of secure sums
-        z, out = (
-            self.rules(rounds, policy.cohort_size).noise_multiplier,
-            "secure.bits = 64, or another noise_multiplier",
-        )
+        z = self.multiplier_of_sum(rounds, policy.cohort_size, bound_of_noise)
+        out = "secure.bits = 64, or another noise_multiplier"
         if not self.is_shared:
             if fault := fault_of_noise(secure.bits, 1, share_of_noise(secure.bits, z, 1)):
                 yield f"privacy.noise_multiplier: {fault}: allowed is {out}"

@@ -54,6 +54,7 @@ ONE_FROM_THE_BEGINNING = (
     "privacy.clip_sigma",
     "privacy.mechanism",
     "privacy.sample_rate",
+    "privacy.batch",
     "privacy.noise_by",
     "privacy.honest_min",
     "privacy.colluders",

@@ -168,3 +168,31 @@ class ExampleRules(PrivacyRules):
         if spent <= self.spent_max and self.epsilon_last < bound:
             return self.epsilon_last, PLD
         return bound, EXACT if self.sample_rate == 1.0 else RDP
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExampleRules(ExampleRules):
+    """Rules of a run with a guarantee for examples, whose sites make one step a round and share its noise in their sum.
+
+    A client is charged for each sum whose boxes leave the coordinator.
+    """
+
+    honest_min: int
+    """Fewest honest members of a sum, whose shares of the noise suffice."""
+    colluders: int
+    """Members of a sum that may tell the coordinator their shares."""
+
+    @property
+    def noise_by(self) -> NoiseBy:
+        """The party that adds the noise."""
+        return "clients"
+
+    @property
+    def sum_min(self) -> int:
+        """Fewest members of a secure sum for its noise."""
+        return self.honest_min + self.colluders
+
+    def guarantee(self, spent: float, uses: int) -> Guarantee:
+        """Return the guarantee of a run whose most used client has spent this in `uses` sums."""
+        of_steps = ExampleRules.guarantee(self, spent, uses)
+        return replace(of_steps, noise_by="clients", honest_min=self.honest_min, colluders=self.colluders)

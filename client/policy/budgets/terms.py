@@ -19,6 +19,7 @@ from atoll.ground.printable import count_of
 from atoll.protocol.privacy.composition import Steps
 from atoll.protocol.privacy.guarantee import NoiseBy, Unit
 from atoll.protocol.secure.privacy_terms import read_privacy
+from atoll.protocol.secure.terms import Terms
 from atoll.task.overrides import OverridesRefused
 from atoll.task.round_schedule import read_schedule
 
@@ -29,6 +30,8 @@ WITHOUT = "without differential privacy (no [privacy] of the run)"
 
 NOISE_MIN, NUMBER_MIN, NUMBER_MAX = 1e-3, 1e-9, 1e9
 """Ends of the noise multipliers, and of other numbers, that an account can compute with."""
+SLACK = 1e-12
+"""Part of a noise multiplier that the rounding of a quotient may take."""
 ROUNDS_MAX = 10**6
 """Rounds of a schedule of which the most steps are taken."""
 
@@ -44,8 +47,11 @@ _KNOWN = {
     "epsilon",
     "delta",
     "participations_max",
+    "batch",
+    "bits",
 }
-_PARTIES: dict[Unit, NoiseBy] = {"client": "coordinator", "example": "site"}
+_PARTIES: dict[Unit, tuple[NoiseBy, ...]] = {"client": ("coordinator",), "example": ("site", "clients")}
+"""The parties that may add the noise, the first if the terms name none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +83,10 @@ def spending_of(local: str) -> Spending:
     unit = terms.get("unit")
     if not isinstance(unit, str) or unit not in _PARTIES:
         raise ValueError(f"with an unknown unit: {PREFIX}unit is {unit!r}")
-    noise_by = terms.get("noise_by", _PARTIES[unit])
-    if noise_by != _PARTIES[unit]:
-        raise ValueError(f"with noise by {noise_by!r} for one {unit}: allowed is {_PARTIES[unit]!r}")
+    noise_by = terms.get("noise_by", _PARTIES[unit][0])
+    if noise_by not in _PARTIES[unit]:
+        allowed = ", ".join(map(repr, _PARTIES[unit]))
+        raise ValueError(f"with noise by {noise_by!r} for one {unit}: allowed is {allowed}")
     if (mechanism := terms.get("mechanism", "gaussian")) != "gaussian":
         raise ValueError(f"with {PREFIX}mechanism = {mechanism!r}, which this Atoll cannot charge")
     if (clip := terms.get("clip", "fixed")) not in ("fixed", "adaptive"):
@@ -89,7 +96,8 @@ def spending_of(local: str) -> Spending:
     if unit == "client":  # with an adaptive clip, the sum and the count of short updates are one use of z together
         return Spending(unit, noise_by, (Steps(z, 1.0, 1),))
     rate = _number(terms, "sample_rate", NUMBER_MIN, 1.0)
-    return Spending(unit, noise_by, (Steps(z, rate, _steps(table, rate)),))
+    steps = 1 if noise_by == "clients" else _steps(table, rate)  # whatever else the run gives
+    return Spending(unit, noise_by, (Steps(z, rate, steps),))
 
 
 def spending_inside(privacy: str) -> Spending | None:
@@ -104,10 +112,50 @@ def spending_inside(privacy: str) -> Spending | None:
     Raises:
         ValueError: the noise is out of range.
     """
-    if (terms := read_privacy(privacy)) is None:
+    terms = read_privacy(privacy)
+    if terms is None or terms.unit == "example":  # whose spending the values for the task tell
         return None
     z = _number({"noise_multiplier": terms.noise_multiplier}, "noise_multiplier", NOISE_MIN, NUMBER_MAX)
     return Spending("client", terms.noise_by, (Steps(z, 1.0, 1),))
+
+
+def fault_of_shares(local: str, secure: Terms | None) -> str:
+    """Return why a training has not the noise that its run promises for examples inside a secure sum; empty: it has.
+
+    The values for the task tell the site to train one step without noise. So all that they promise must be in the
+    terms of the sum, which the other members sign, too:
+
+        z_sum >= z / B,    C_sum = C,    the words have the bits for which the site leaves room
+
+    Args:
+        local: the run's values for its task.
+        secure: the terms of the sum; None: the update would leave plain.
+    """
+    try:
+        table = json.loads(local or "{}")
+    except (ValueError, RecursionError):
+        table = {}
+    given = table if isinstance(table, Mapping) else {}
+    terms = {key.removeprefix(PREFIX): value for key, value in given.items() if key.startswith(PREFIX)}
+    is_told = terms.get("unit") == "example" and terms.get("noise_by") == "clients"
+    privacy = None if secure is None else read_privacy(secure.privacy)
+    is_inside = privacy is not None and privacy.unit == "example"
+    if not is_told:
+        return "a secure sum with noise for examples of which the training knows nothing" if is_inside else ""
+    if secure is None or privacy is None or not is_inside:
+        return "a step without noise outside of a secure sum in which the clients add it"
+    try:
+        z, clip_norm, batch = (
+            _number(terms, name, NUMBER_MIN, NUMBER_MAX) for name in ("noise_multiplier", "clip_norm", "batch")
+        )
+    except ValueError as error:
+        return f"a training {error}"
+    if privacy.noise_multiplier < z / batch * (1.0 - SLACK):
+        return f"a secure sum with noise multiplier {privacy.noise_multiplier:.6g}, and its step needs {z / batch:.6g}"
+    if secure.clip_norm != clip_norm or secure.bits != terms.get("bits"):
+        there = f"{secure.clip_norm:g}, {secure.bits} bits"
+        return f"a secure sum with clip norm and words of {there}, and its step has {clip_norm:g}, {terms.get('bits')}"
+    return ""
 
 
 def _number(terms: Mapping[str, Any], name: str, least: float, most: float) -> float:
