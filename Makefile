@@ -6,9 +6,9 @@ STAMP := .venv/.installed
 TORCH := torch==2.13.0
 
 PEERS := .venv-peers/.installed
-BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation batched audit_log data_plane parts round_vs_flower hostile rotation ranks import_time startup trees large_client flower_app agent_memory sizing secure_mask privacy secure_mesh
+BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation batched audit_log data_plane parts round_vs_flower hostile rotation ranks import_time startup trees large_client flower_app agent_memory sizing secure_mask privacy private_utility secure_mesh
 
-.PHONY: setup peers demo demo-large demo-private test test-fast test-long durations coverage test-parallel test-flower flower-table flower-strategy-tests test-cuda check format constraints proto docs notebooks bench bench-guard bench-views soak pages odd-tasks chaos-hour bad-week deaths fuzz papers mutants clean
+.PHONY: setup peers demo demo-large demo-private test test-fast test-long durations coverage test-parallel test-flower flower-table flower-strategy-tests test-cuda check format constraints proto docs notebooks bench bench-guard bench-views soak pages odd-tasks chaos-hour soak-live bad-week deaths fuzz papers mutants clean
 
 setup: $(STAMP)
 
@@ -138,6 +138,9 @@ deaths: setup # a real coordinator dies at every entry of a ServerApp's run; abo
 
 chaos-hour: setup # real processes with an hour of bad luck; CHAOS="--minutes 10"
 	$(BIN)/python -m tests.federation.bad_luck.chaos_hour $(CHAOS)
+
+soak-live: setup # two hours of `atoll chaos` for a coordinator and twenty agents; SOAK="--minutes 10"
+	$(BIN)/python -m tests.federation.bad_luck.soak_live $(SOAK)
 
 bad-week: setup # real processes with a week of bad luck, in less than ten minutes
 	$(BIN)/python -m tests.federation.bad_luck.bad_week

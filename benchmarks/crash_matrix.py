@@ -14,7 +14,8 @@ rank dies, or hangs, at each step of `parallel/mesh_client/crash_points.py`. Eve
     same_bits   runs whose every version has the digest that it has in the undisturbed run of the same clients
 
 With `--secure` the updates come in secure sums, over four or five sites, and a run may have deaths of several
-processes: `coordinator's step + a's step + b's step`. In some runs the site a is a mesh (`+ mesh`). There a round may
+processes: `coordinator's step + a's step + b's step`. In some runs the site a is a mesh (`+ mesh`), in others the sites
+measure each version in secure sums (`+ evaluations`). There a round may
 be abandoned and repeated, and the versions have no digests that are known, as each update is rounded at random; instead
 
     lost        as above
@@ -146,10 +147,25 @@ SECURE_MESHED = (
 )
 """The deaths of runs with secure sums of which the site a is a mesh: of a rank, or of its agent."""
 
+SECURE_EVALUATED = (
+    *(f"round.effect/AskEvaluation:{n}" for n in (1, 5)),
+    *(f"round.entry/MaskedCame:{n}" for n in (1, 3, 4)),
+    *(f"round.entry/KeysCame:{n}" for n in (5, 8)),
+    "round.entry/SurvivorsSigned:6",
+    "round.entry/SharesRevealed:7",
+    *(f"round.entry/SumOpened:{n}" for n in (2, 4)),
+    "round.effect/OpenSum:2",
+    "round.effect/CloseEvaluation:1",
+    *(f"agent.{step}:2" for step in ("promised/joined", "masked", "promised/signed", "revealed")),
+    "round.entry/MaskedCame:2 + agent.masked:2",
+)
+"""The deaths of runs with secure sums in which the sites measure each version: most within an evaluation."""
+
 HANGS = ("crew.mid_step:4 1 stop", "crew.saved:2 0 stop")
 
 DIVIDED, IN_PARTS = "rows:4", " + parts"
 MESH, IN_A_MESH = "dp_shard=2", " + mesh"
+EVALUATED = " + evaluations"
 ONLY_IN_PARTS = ("upload.part_kept", "agent.part_written", "agent.root_spooled")
 
 QUICK = (
@@ -158,6 +174,13 @@ QUICK = (
     "aggregate.mid_fold:2",
     "agent.uploading:2",
     "upload.part_kept:2" + IN_PARTS,
+)
+QUICK_SECURE = (
+    "round.entry/UpdateReceived:3",
+    "agent.masked:1",
+    "round.entry/MaskedCame:3" + EVALUATED,
+    "agent.masked:2" + EVALUATED,
+    "agent.promised/signed:2" + EVALUATED,
 )
 HEAL_MAX_S = 5.0
 NUM_KILLS, NUM_KILLS_QUICK = 200, 6
@@ -238,7 +261,8 @@ def at_step(tally: Tally, planned: str, shape: Shape) -> None:
 
 def in_a_sum(tally: Tally, planned: str, shape: Shape) -> None:
     """Run with secure sums, and with the death of one process or more."""
-    steps = planned.removesuffix(IN_A_MESH).split(" + ")
+    steps = planned.removesuffix(EVALUATED).removesuffix(IN_A_MESH).split(" + ")
+    shape = replace(shape, evaluates=planned.endswith(EVALUATED))
     is_meshed = planned.endswith(IN_A_MESH) or planned.startswith("crew.")
     who = {"agent": SITES[0], "crew": RANK}.get(planned.partition(".")[0], COORDINATOR)
     crash_at = who, steps.pop(0)
@@ -306,7 +330,9 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     if arguments.secure:
-        return of_sums(arguments.only or (*SECURE, *(planned + IN_A_MESH for planned in SECURE_MESHED)))
+        measured = [planned + EVALUATED for planned in SECURE_EVALUATED]
+        whole = (*SECURE, *(planned + IN_A_MESH for planned in SECURE_MESHED), *measured)
+        return of_sums(arguments.only or (QUICK_SECURE if arguments.quick else whole))
     default = NUM_KILLS_QUICK if arguments.quick else 0 if arguments.only else NUM_KILLS
     num_kills = default if arguments.kills is None else arguments.kills
     shape = Shape(rounds=3, num_elements=600_000) if arguments.quick else Shape()

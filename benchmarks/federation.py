@@ -25,7 +25,7 @@ from benchmarks.tasks import Noise
 
 COORDINATOR = "coordinator"
 SITES = ("a", "b", "c")
-TASK = "benchmarks.tasks:noise"
+TASK, MEASURED_TASK = "benchmarks.tasks:noise", "benchmarks.tasks:measured"
 MESH_TASK, MESH_TASK_IN_SUMS = "benchmarks.crew_task:task", "benchmarks.crew_task:moves"
 RANK = "rank"
 """A rank of the client with a mesh, among the processes that die."""
@@ -68,6 +68,7 @@ class Shape:
     divided: str = ""  # kind and number of the parts of each update, as in `benchmarks.dividing`
     mesh: str = ""  # of the first client, which trains on ranks
     in_sums: int = 0  # number of sites whose updates come in secure sums; 0: three, with plain updates
+    evaluates: bool = False  # whether the sites measure each version, in secure sums
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -157,7 +158,8 @@ class Federation:
                 raise NotMeasured(f"{site} does not end after the run:\n{processes.last_words(site)}")
 
     def _judged_sums(self, in_logs: set[Promise], logs: dict[str, str]) -> Verdict:
-        run = History(self.state).runs()[-1].run_id
+        history = History(self.state)
+        run = history.runs()[-1].run_id
         return judge_sums(
             self.end,
             in_logs,
@@ -166,6 +168,7 @@ class Federation:
             examples_max=EXAMPLES_MAX,
             states={site: self.folder / site for site in self.shape.sites},
             logs=logs,
+            evaluations=history.evaluations(run) if self.shape.evaluates else None,
         )
 
     def _trained(self) -> Trained:
@@ -221,7 +224,7 @@ class Federation:
 
     def _command(self, name: str) -> list[str]:
         of_mesh = MESH_TASK_IN_SUMS if self.shape.in_sums else MESH_TASK
-        task = of_mesh if self.shape.mesh else TASK
+        task = of_mesh if self.shape.mesh else MEASURED_TASK if self.shape.evaluates else TASK
         if name == COORDINATOR:
             return coordinator_command(
                 task,
@@ -229,6 +232,7 @@ class Federation:
                 seed=SEED,
                 rounds=self.shape.rounds,
                 evaluation__server_every=0,
+                evaluation__clients_every=int(self.shape.evaluates),
                 round__cohort_size=len(self.shape.sites),
                 round__deadline=300.0,
                 round__outage_max=300.0,

@@ -7,7 +7,7 @@ record says are in it; nothing of Atoll's sums is used for that.
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.protocol.vocabulary import AbandonReason, Phase, RunState
+from atoll.server.journal.rows import EvaluationRow
 from atoll.server.rounds.record import RoundRecord
 from atoll.task.array_task import Instructions
 from atoll.task.randomness import training_seed
@@ -40,6 +41,7 @@ def judge_sums(
     examples_max: int,
     states: dict[str, Path],
     logs: dict[str, str],
+    evaluations: Sequence[EvaluationRow] | None = None,
 ) -> Verdict:
     """Check an ended run.
 
@@ -51,8 +53,11 @@ def judge_sums(
         examples_max: the examples of a whole weight.
         states: the agents' state directories, by site.
         logs: the logs, by process.
+        evaluations: of the versions by the sites of `tasks.measured`; None: they measure nothing.
     """
     verdict = Verdict()
+    if evaluations is not None:
+        verdict.faults += faults_of_evaluations(evaluations, [*map(int, end.models)][1:])
     if end.state is not RunState.FINISHED:
         verdict.faults.append(f"the run is {end.state} ({end.cause})")
     for record in end.records:
@@ -90,6 +95,19 @@ def _is_the_sum(record: RoundRecord, versions: Path, trained: Trained, examples_
     )
 
 
+def faults_of_evaluations(evaluations: Sequence[EvaluationRow], versions: Sequence[int]) -> list[str]:
+    """Return the versions whose metrics are no sum of as many sites, or of which there is no outcome."""
+    of_clients = {int(each.version): each for each in evaluations if each.source == "clients"}
+    faults = [f"version {version} has no evaluation" for version in versions if version not in of_clients]
+    for version, each in sorted(of_clients.items()):
+        if each.statistics is None:
+            continue  # its sum was lost, which the row says
+        total, count = each.statistics["loss"]
+        if not (total == int(total) and int(total).bit_count() == count == each.num_clients):
+            faults.append(f"the metrics of version {version} are {total:g} over {count:g}, of {each.num_clients} sites")
+    return faults
+
+
 def by_noise(task: Noise, seed: int, name: str) -> Trained:
     """Return the updates of a task of noise, of a run of this seed and name."""
 
@@ -121,9 +139,10 @@ def _version(versions: Path, number: int) -> Arrays:
 
 
 def promises_of(state: Path) -> list[tuple[str, str, int, int]]:
-    """Return the promises of a site in order: kind, run, round, attempt."""
+    """Return the promises of a site in order: kind, run and purpose, round or version, attempt."""
+    columns = "kind, run || ' ' || purpose, round, attempt"
     with closing(sqlite3.connect(state / "policy.db")) as database:
-        rows = database.execute("SELECT kind, run, round, attempt FROM promises ORDER BY number").fetchall()
+        rows = database.execute(f"SELECT {columns} FROM promises ORDER BY number").fetchall()
     return [(str(kind), str(run), int(round_id), int(attempt)) for kind, run, round_id, attempt in rows]
 
 

@@ -56,6 +56,14 @@ class Noise:
         }
 
 
+class Measured(Noise):
+    """Noise whose sites measure each version: site a 1, b 2, c 4, ..., so that a sum of some tells which they are."""
+
+    def evaluate(self, parameters: Arrays, *, split: str, site: str | None) -> dict[str, tuple[float, float]] | None:
+        """Return the loss of a site, and one example."""
+        return None if site is None or split != "test" else {"loss": (float(1 << ord(site[0]) - ord("a")), 1.0)}
+
+
 class Plus:
     """The exchange of `exchange_flower_app`: ten tensors of noise, to which each client adds a random number.
 
@@ -83,3 +91,4 @@ class Plus:
 empty = Empty()
 plus = Plus(os.environ)
 noise = Noise(os.environ)
+measured = Measured(os.environ)

@@ -26,7 +26,7 @@ from atoll.protocol.signals import (
     survive_hang_up,
 )
 
-SERVICES = (["coordinator"], ["agent"], ["aggregator"], ["authority", "serve"], ["chaos", "proxy"])
+SERVICES = (["coordinator"], ["agent"], ["aggregator"], ["authority", "serve"], ["chaos", "proxy"], ["dashboard"])
 """The commands that run until a signal comes."""
 
 LAUNCHER = "TORCHELASTIC_RUN_ID"

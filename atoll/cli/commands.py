@@ -6,6 +6,7 @@ import typer
 
 from atoll.cli import chaos, privacy
 from atoll.cli.command import if_stopped
+from atoll.cli.dashboard import dashboard
 from atoll.cli.experiments.compare import compare
 from atoll.cli.experiments.population import population
 from atoll.cli.experiments.simulate import simulate
@@ -74,6 +75,7 @@ site.app.command()(site_peers.distrust)
 site.app.command()(site_peers.peers)
 site.app.add_typer(site_peers.fingerprints, name="fingerprints")
 app.add_typer(site.app, name="site")
+app.command()(dashboard)
 app.add_typer(audit.app, name="audit")
 app.add_typer(flower.app, name="flower")
 app.command()(notify)

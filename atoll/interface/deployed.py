@@ -10,11 +10,11 @@ from atoll.interface.arguments import check_between, check_text, check_whole, fo
 from atoll.interface.errors import AtollError, number_of, one_error
 from atoll.interface.following import Event, async_events, events
 from atoll.interface.overrides import overrides_of, plain_of
-from atoll.interface.tables import Table, of_sites
+from atoll.interface.tables import Page, Table, of_sites
 from atoll.interface.tasks import reference_of
 from atoll.operations.place import STATE, Named, asking, is_elsewhere
 from atoll.protocol.json_values import flat
-from atoll.protocol.paging import ALL, Paging
+from atoll.protocol.paging import ALL, COUNT_MAX, FILTERS, Paging
 from atoll.task.array_task import ArrayTask
 from atoll.task.task import Task
 
@@ -73,6 +73,18 @@ class Federation:
     def runs(self) -> Table:
         """All runs, the newest last: state, version, cause."""
         return Table(self._view("runs"))
+
+    @property
+    def members(self) -> Table:
+        """The members with role, standing and the end of the certificate, as `atoll client members --json`."""
+        from atoll.operations.members import members_of
+
+        return Table(self._answer(lambda: members_of(self._state)))
+
+    def known_run(self, run_id: str) -> "DeployedRun":
+        """Return a run by its id, without asking whether there is one: what is read of it says so."""
+        check_text("run_id", run_id)
+        return DeployedRun(self, run_id)
 
     def run(self, name: str = "") -> "DeployedRun":
         """Return a run by its id or name; without one the newest.
@@ -178,6 +190,11 @@ class DeployedRun:
         found: Mapping[str, Any] = self._view("run")["document"]
         return found
 
+    def shown(self) -> tuple[Mapping[str, Any], str]:
+        """Return `document` and `settings`, read once."""
+        found = self._view("run")
+        return found["document"], str(found["toml"])
+
     @property
     def state(self) -> str:
         """The state of the run, such as running, paused, finished."""
@@ -212,6 +229,50 @@ class DeployedRun:
     def clients(self) -> Table:
         """The clients, a row each: connected, invited, used, the last failure."""
         return Table([flat(row) for row in self._rows("clients")])
+
+    def page(
+        self, of: str, *, count: int = 100, after: str = "", last: bool = False, where: Mapping[str, str] | None = None
+    ) -> Page:
+        """Return a page of the `rounds`, `versions` or `clients` of the run, as the commands' `--json` has the rows.
+
+        Args:
+            of: the list.
+            count: the largest number of rows, at most 1,000.
+            after: the cursor; empty: from the first row, or with `last` from the newest.
+            last: read from the newest row to older ones; the rows of a page are in the order of the list all the same.
+            where: the filters: of rounds `state`, `fate`, `client` and `text`; of clients `state`, `prefix` and `text`.
+
+        Raises:
+            AtollError: there is no such list, run or filter.
+        """
+        from atoll.operations.views import read_pages
+
+        check_whole("count", count, 1, COUNT_MAX)
+        filters = dict(where or {})
+        for name, value in {"after": after, **filters}.items():
+            check_text(name, value)
+        if of not in FILTERS:
+            raise AtollError(f"page: got {of!r}; allowed: {', '.join(FILTERS)}")
+        if unknown := sorted(filters.keys() - FILTERS[of]):
+            raise AtollError(f"where: got {', '.join(unknown)}; allowed for {of}: {', '.join(FILTERS[of]) or 'none'}")
+        state, fate, client, text, prefix = (
+            filters.get(name, "") for name in ("state", "fate", "client", "text", "prefix")
+        )
+        at, paging = self._federation, Paging(count, after, last, state, fate, client, text, prefix)
+        seen = at._answer(lambda: read_pages(of, at._state, at._database, run=self.run_id, paging=paging, most=count))
+        return Page(seen["rows"], seen["next"])
+
+    def fates(self, rounds: int = 24) -> Mapping[str, Any]:
+        """Return the fates of the clients in the newest rounds: the `rounds`, and `clients` by name and round."""
+        check_whole("rounds", rounds, 1, 300)
+        found: Mapping[str, Any] = self._view("fates", number=rounds)
+        return found
+
+    @property
+    def site_metrics(self) -> Mapping[str, Any]:
+        """The metrics and meshes of single sites, as `atoll run show --sites --json`."""
+        found: Mapping[str, Any] = self._view("sites")
+        return found
 
     @property
     def sites(self) -> Table:

@@ -147,6 +147,50 @@ class SimulatedRun:
         return str(self.result.get("state", ""))
 
     @property
+    def document(self) -> Mapping[str, Any]:
+        """The run in plain values: state, cause, task, version, and the metrics of each round as thinned curves.
+
+        A run without a result is `running` while a process holds its folder, and `interrupted` otherwise.
+        """
+        from atoll.protocol.json_values import plain
+        from atoll.server.journal.holder import is_held
+        from atoll.server.views.thinning import thinned_metrics
+        from atoll.simulations.experiments.report import GROUPS
+
+        report = self.report
+        groups = {
+            group: [(line["round"], line[group]) for line in report.rounds if line.get(group)] for group in GROUPS
+        }
+        without_result = "running" if is_held(self.folder) else "interrupted"
+        created = (self.folder / "run.toml").stat().st_mtime if report.settings else None
+        found: Mapping[str, Any] = plain(
+            {
+                "run": report.name,
+                "name": report.settings.get("name", report.name),
+                "task": report.settings.get("task", ""),
+                "state": self.state or without_result,
+                "cause": report.result.get("cause", ""),
+                "version": report.rounds[-1].get("version") or 0 if report.rounds else 0,
+                "rounds": report.settings.get("rounds"),
+                "created_at": created,
+                "ended_at": None,
+                "metrics": thinned_metrics({group: rows for group, rows in groups.items() if rows}),
+            }
+        )
+        return found
+
+    @property
+    def lines(self) -> Sequence[Mapping[str, Any]]:
+        """The rounds as `rounds.jsonl` has them, with the fates and the values of each client."""
+        return self.report.rounds
+
+    @property
+    def settings(self) -> str:
+        """The settings of the run, as TOML; empty: the folder has none."""
+        path = self.folder / "run.toml"
+        return path.read_text("utf-8") if path.exists() else ""
+
+    @property
     def digest(self) -> str:
         """The digest of the last version of the model."""
         return str(self.result.get("model_digest", ""))

@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 from atoll.ground.printable import count_of
@@ -80,6 +81,19 @@ class Table(Sequence[Mapping[str, Any]]):
         ]
         more = f"<p>... and {count_of(len(self) - SHOWN_MAX, 'row')} more</p>" if len(self) > SHOWN_MAX else ""
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{more}"
+
+
+@dataclass(frozen=True)
+class Page:
+    """Some rows of a long list.
+
+    Args:
+        rows: the rows, as plain values, in the order of the list.
+        next: the cursor with which the next page is asked for; None: this is the last one.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    next: str | None
 
 
 def of_sites(part: Mapping[str, Any]) -> Table:

@@ -366,8 +366,9 @@ def _of_examples(asked: PrivacyPlanRequest) -> PrivacyPlan:
     except ValueError as fault:
         raise CommandError(f"--epsilon: {fault}") from None
     fits = None if budget is None else _most_steps(account, z, budget, steps)
+    epsilon, accountant = account.account_of(z, steps)
     return PrivacyPlan(
-        guarantee=_guarantee(asked, account.epsilon_of(z, steps), z, steps, account.accountant),
+        guarantee=_guarantee(asked, epsilon, z, steps, accountant),
         epsilon_max=budget,
         fits=fits,
         left=None,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError
 from atoll.operations.load import load_user_task
 from atoll.operations.reporter import note
@@ -115,7 +116,7 @@ def _without_cohort(file: SimulationFile) -> Any:
 
 
 def _run(file: SimulationFile, task: Task | ArrayTask, folder: Path) -> RunReport:
-    note(f"simulating {'without privacy' if file.privacy is None else 'the plan'}: {file.rounds} rounds")
+    note(f"simulating {'without privacy' if file.privacy is None else 'the plan'}: {count_of(file.rounds, 'round')}")
     result = run_simulation(file, task, folder, lambda line: None, is_fresh=True)
     if result["state"] == "interrupted":
         raise Stopped("interrupted; nothing is kept, and the same command begins again")

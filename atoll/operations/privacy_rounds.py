@@ -6,15 +6,16 @@ The rules are the settings' (`server.config.privacy`), whose faults are told wit
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from atoll.ground.printable import count_of
 from atoll.operations.requests import PrivacyPlanRequest
 from atoll.protocol.secure.session_size import MEMBERS_MIN
-from atoll.server.config.privacy import PrivacyConfig
-from atoll.server.config.secure import SecureConfig
-from atoll.server.rounds.policy import StragglerPolicy
-from atoll.server.rounds.secure_rules import Bits
+
+if TYPE_CHECKING:  # they import pydantic, which a plan without rounds does not need
+    from atoll.server.config.privacy import PrivacyConfig
+    from atoll.server.config.secure import SecureConfig
+    from atoll.server.rounds.secure_rules import Bits
 
 _SHOWN = 4
 """Most numbers of survivors that are shown."""
@@ -92,9 +93,10 @@ class Rounds:
         """What that means."""
         if self.honest_min is not None and self.colluders is not None:
             yield (
-                f"noise by the clients: {self.threshold} members open a sum; the shares of {self.honest_min} honest "
-                f"ones suffice, beside {count_of(self.colluders, 'colluder')}, and each attempt at a sum is a use; a "
-                f"sum of {self.cohort_size} has noise {self.growth:.3g} times as long as needed"
+                f"noise by the clients: a sum is opened by {self.threshold} of its members; the shares of "
+                f"{self.honest_min} honest ones suffice, beside {count_of(self.colluders, 'colluder')}, and each "
+                "attempt at a sum is a use; "
+                f"the noise of a whole cohort's sum is the needed one, multiplied by {self.growth:.3g}"
             )
         yield (
             f"a round needs {self.quorum} of {count_of(self.cohort_size, 'update')}: "
@@ -190,6 +192,8 @@ def _faults_of_sums(asked: PrivacyPlanRequest, z: float, cohort: int) -> Iterato
         least = f"{MEMBERS_MIN} or more, as many as a secure sum has at least"
         yield f"--cohort-size: got {cohort}; allowed with --noise-by clients: {least}"
         return
+    from atoll.server.rounds.policy import StragglerPolicy
+
     privacy, secure = _settings(asked, z)
     policy = StragglerPolicy(cohort_size=cohort, quorum=asked.quorum or cohort)
     for fault in privacy.faults_of_secure(secure, policy, 1):
@@ -198,8 +202,11 @@ def _faults_of_sums(asked: PrivacyPlanRequest, z: float, cohort: int) -> Iterato
         yield fault
 
 
-def _settings(asked: PrivacyPlanRequest, z: float) -> tuple[PrivacyConfig, SecureConfig]:
+def _settings(asked: PrivacyPlanRequest, z: float) -> "tuple[PrivacyConfig, SecureConfig]":
     """Return the tables of a run with this plan; the sums of one with noise by the coordinator are not secure."""
+    from atoll.server.config.privacy import PrivacyConfig
+    from atoll.server.config.secure import SecureConfig
+
     privacy = PrivacyConfig(
         epsilon=asked.epsilon or 1.0,
         delta=cast(float, asked.delta),
@@ -209,10 +216,10 @@ def _settings(asked: PrivacyPlanRequest, z: float) -> tuple[PrivacyConfig, Secur
         honest_min=asked.honest_min,
         colluders=asked.colluders,
     )
-    return privacy, SecureConfig(bits=cast(Bits, asked.bits or 32), clip_norm=float(asked.clip_norm))
+    return privacy, SecureConfig(bits=cast("Bits", asked.bits or 32), clip_norm=float(asked.clip_norm))
 
 
-def _norm_max(privacy: PrivacyConfig, secure: SecureConfig, z: float, values: int) -> float:
+def _norm_max(privacy: "PrivacyConfig", secure: "SecureConfig", z: float, values: int) -> float:
     from atoll.aggregation.noise.private_sum import clip_to, exponent_of
     from atoll.tensors.secure.vector import clip_steps, rounded_clip
 

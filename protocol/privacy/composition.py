@@ -5,7 +5,8 @@ r"""The account of Gaussian steps of several kinds on the same data, with Poisso
              which adds up over steps of all kinds (`subsampled`)
     tight    the composed privacy loss distributions of all kinds (`loss_distribution`), never above the bound
 
-The tight account takes tenths of a second for each kind: it is asked only where the bound does not decide.
+The tight account takes up to a second for each kind: it is asked only where the bound does not decide, and only for
+what it can bound (`loss_distribution.is_asked`). Both are upper bounds of epsilon, and the less one counts.
 """
 
 import math
@@ -20,12 +21,6 @@ Kinds = Mapping[tuple[float, float], int]
 
 KINDS_MAX = 8
 """Most kinds of a tight account; more have the bound."""
-STEPS_MAX = 1_000_000
-"""Most steps of a tight account; more have the bound."""
-NOISE_MIN = 0.4
-"""Least noise multiplier of a tight account, whose distributions grow with 1 / z^2."""
-BOUND_MAX = 30.0
-"""Largest bound of epsilon beside which the tight account is asked; its distributions grow with epsilon."""
 
 _ROUNDING = 1e-12
 """What is added to the divergence of a step, above the rounding of its logarithms."""
@@ -74,9 +69,10 @@ def epsilon_of(kinds: Kinds, delta: float) -> tuple[float, str]:
     bound = epsilon_bound(kinds, delta)
     if all(rate == 1.0 for _, rate in kinds):
         return bound, EXACT
-    if bound > BOUND_MAX or not _is_tight(kinds):
+    noise = min(z for z, _ in kinds)
+    if len(kinds) > KINDS_MAX or not loss_distribution.is_asked(noise, sum(kinds.values()), bound):
         return bound, RDP
-    tight = _tight(tuple(sorted(kinds.items())), delta)
+    tight = _tight(tuple(sorted(kinds.items())), delta, bound)
     return (tight, PLD) if tight < bound else (bound, RDP)
 
 
@@ -117,14 +113,9 @@ def _with(kinds: Kinds, use: Kinds, uses: int) -> dict[tuple[float, float], int]
     return total
 
 
-def _is_tight(kinds: Kinds) -> bool:
-    is_small = len(kinds) <= KINDS_MAX and sum(kinds.values()) <= STEPS_MAX
-    return is_small and min(z for z, _ in kinds) >= NOISE_MIN and loss_distribution.is_installed()
-
-
-@lru_cache(maxsize=256)
-def _tight(kinds: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
-    return loss_distribution.epsilon_of_kinds(((rate, z, steps) for (z, rate), steps in kinds), delta)
+@lru_cache(maxsize=1024)
+def _tight(kinds: tuple[tuple[tuple[float, float], int], ...], delta: float, bound: float) -> float:
+    return loss_distribution.epsilon_of_kinds([(rate, z, steps) for (z, rate), steps in kinds], delta, bound)
 
 
 @lru_cache(maxsize=256)

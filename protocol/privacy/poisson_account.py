@@ -27,24 +27,27 @@ class PoissonAccount:
     delta: float
     _known: dict[tuple[float, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @property
-    def accountant(self) -> str:
-        """The formula of epsilon, in words."""
-        return EXACT if self.q == 1.0 else PLD if loss_distribution.is_installed() else RDP
+    def account_of(self, z: float, steps: int) -> tuple[float, str]:
+        """Return epsilon after some steps with the noise multiplier z, and its formula in words."""
+        bound = self.bound_of(z, steps)
+        if self.q == 1.0:
+            return bound, EXACT
+        if not loss_distribution.is_asked(z, steps, bound):
+            return bound, RDP
+        if (z, steps) not in self._known:
+            self._known[z, steps] = loss_distribution.epsilon_of(self.q, z, steps, self.delta, bound)
+        tight = self._known[z, steps]
+        return (tight, PLD) if tight < bound else (bound, RDP)
 
     def epsilon_of(self, z: float, steps: int) -> float:
-        """Return epsilon after some steps with the noise multiplier z."""
-        if self.q == 1.0:
-            return gaussian.epsilon_of(gaussian.mu_of([(z, steps)]), self.delta)
-        if loss_distribution.is_installed():  # it takes some tenths of a second
-            if (z, steps) not in self._known:
-                self._known[z, steps] = loss_distribution.epsilon_of(self.q, z, steps, self.delta)
-            return self._known[z, steps]
-        return subsampled.epsilon_bound(self.q, z, steps, self.delta)
+        """Return epsilon after some steps with the noise multiplier z; in tenths of a second, or at once as before."""
+        return self.account_of(z, steps)[0]
 
     def bound_of(self, z: float, steps: int) -> float:
         """Return an upper bound of epsilon in microseconds, whatever is installed; with q = 1 it is exact."""
-        return self.epsilon_of(z, steps) if self.q == 1.0 else subsampled.epsilon_bound(self.q, z, steps, self.delta)
+        if self.q == 1.0:
+            return gaussian.epsilon_of(gaussian.mu_of([(z, steps)]), self.delta)
+        return subsampled.epsilon_bound(self.q, z, steps, self.delta)
 
     def bound_noise(self, epsilon: float, steps: int) -> float:
         """Return a noise multiplier that is enough for epsilon by the bound; errors as in `least_noise`."""

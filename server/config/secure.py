@@ -98,8 +98,8 @@ class SecureStatistics(BaseModel):
     last are counted by bin and are in the moments; values beyond them are counted as outside."""
 
     sites: list[str] = []
-    """Sites of the sum, all of which must take part; empty: those of the newest sum of the task's statistics, or of a
-    first one all sites that are connected."""
+    """Sites of the sums: all of a session must take part. Empty: those of the newest sums of the task's statistics, or
+    of the first ones all sites that are connected."""
 
     @model_validator(mode="before")
     @classmethod
@@ -128,7 +128,7 @@ class SecureStatistics(BaseModel):
                 "secure.statistics.sites",
                 ", ".join(self.sites),
                 f"a sum has at least {MEMBERS_MIN} members",
-                f"{MEMBERS_MIN} to {MEMBERS_MAX} different sites",
+                f"{MEMBERS_MIN} different sites or more",
             )
 
 

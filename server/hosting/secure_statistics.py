@@ -1,4 +1,6 @@
-"""The secure sum of the statistics of one request: the shell around its sessions, and its result.
+"""The secure sums of the statistics of one request: the shell around its sessions, and its result.
+
+Sums over several sessions are added: each has other sites, and a site stays in its session in all requests for a task.
 
 It is not journaled, as plain statistics are not: an operator repeats a request after a crash. What a repetition must
 keep is durable before its effects (`sum_sites`): the number of the request, and the sites of a sum that may be open.
@@ -6,7 +8,7 @@ keep is durable before its effects (`sum_sites`): the number of the request, and
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,13 +31,13 @@ from atoll.server.hosting.secure_terms import options_text, requests_of, terms_o
 from atoll.server.rounds.client_evaluation import ClientEvaluation
 from atoll.server.rounds.events import AskEvaluation, Effect
 from atoll.server.rounds.open_round import Effects
-from atoll.server.rounds.secure_evaluation import SecureEvaluation
+from atoll.server.rounds.secure_evaluation import SecureEvaluation, divided
+from atoll.server.rounds.secure_rules import SecureRules
 from atoll.server.rounds.session_events import KeysCame, OpeningFailed, OpenSum, SumPlace, TellMember
 from atoll.server.statistics.merging import Shown, document
-from atoll.server.statistics.sum_sites import SumSites
+from atoll.server.statistics.sum_sites import Sessions, SumSites
 from atoll.task.task import task_name
 from atoll.tensors.masked.whole_numbers import num_bytes_of
-from atoll.training.statistics.parts import Part, Place
 from atoll.training.statistics.question import Question, summed_parts
 
 logger = logging.getLogger(__name__)
@@ -48,34 +50,46 @@ Step = Callable[[float], Effects]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The sites of a sum, and how few of them make one."""
+    """The sites of a request."""
 
-    sites: tuple[ClientId, ...]
-    least: int
+    sessions: tuple[tuple[ClientId, ...], ...]
+    """The sites of each session, sorted."""
+    is_whole: bool
+    """Whether all sites of a session are in its sum, or it has none."""
+
+    @property
+    def sites(self) -> tuple[ClientId, ...]:
+        """All sites, sorted."""
+        return tuple(sorted(name for names in self.sessions for name in names))
+
+    def limits(self) -> list[tuple[tuple[ClientId, ...], int]]:
+        """Return the sites of each session, and the fewest of them that make a sum."""
+        return [(names, len(names) if self.is_whole else MEMBERS_MIN) for names in self.sessions]
 
 
-def sites_to_ask(config: RunConfig, task: str, connections: list[Connection], known: tuple[str, ...]) -> Asked:
+def sites_to_ask(config: RunConfig, task: str, connections: list[Connection], known: Sessions) -> Asked:
     """Return the sites that a request asks.
 
     Args:
         config: the settings of the planned run, with `[secure.statistics]`.
         task: its name.
         connections: of the task's agents.
-        known: the sites of the newest sum of the task's statistics; empty: there was none.
+        known: the sites of each session of the newest sums of the task's statistics; empty: there was none.
 
     Raises:
-        OperatorError: too few, too many, or not those of the newest sum are connected.
+        OperatorError: too few, or not those of the newest sums are connected, or a session of theirs is too large.
     """
     secure = config.secure
     assert secure is not None
     assert secure.statistics is not None
     joining = {connection.client_id for connection in connections if connection.joins_sessions}
-    wanted = tuple(sorted({*map(ClientId, secure.statistics.sites or known)}))
+    of_known = [name for names in known for name in names]
+    wanted = tuple(sorted({*map(ClientId, secure.statistics.sites or of_known)}))
     if missing := [name for name in wanted if name not in joining]:
         of = (
             "secure.statistics.sites are"
             if secure.statistics.sites
-            else "the newest sum of this task's statistics is of"
+            else "the newest sums of this task's statistics are of"
         )
         raise OperatorError(
             f"{of} {', '.join(wanted)}, and sites sign no sum over others, unless their policies allow another set "
@@ -88,12 +102,22 @@ def sites_to_ask(config: RunConfig, task: str, connections: list[Connection], kn
             f"{count_of(len(found), 'agent')} of {task!r} can join a secure sum, which has at least {MEMBERS_MIN} "
             "members: start or update agents"
         )
-    if len(found) > secure.session_max:
+    sessions = _divided(found, known, replace(secure.rules(), sessions=1), f"statistics {config.seed} {task}")
+    if (largest := max(map(len, sessions))) > secure.session_max:
         raise OperatorError(
-            f"{count_of(len(found), 'site')}; one sum of statistics has at most secure.session_max = "
-            f"{secure.session_max}: name some with secure.statistics.sites"
+            f"the newest sum of this task's statistics is of {largest} sites in one session, and secure.session_max is "
+            f"{secure.session_max}: allowed is at least {largest}, as sites sign no sum over others"
         )
-    return Asked(found, len(found) if wanted else MEMBERS_MIN)
+    return Asked(tuple(sorted(tuple(sorted(names)) for names in sessions)), bool(wanted))
+
+
+def _divided(sites: Sequence[ClientId], known: Sessions, rules: SecureRules, name: str) -> list[list[ClientId]]:
+    """Divide sites into sessions: those of known sums stay together, as they sign no other one."""
+    kept = [[*map(ClientId, names)] for names in known if {*names} <= {*sites}]
+    rest = [site for site in sites if not any(site in names for names in kept)]
+    if rest and kept and len(rest) < MEMBERS_MIN:  # no session by themselves: another set, which policies may allow
+        rest += kept.pop(kept.index(min(kept, key=len)))
+    return kept + (divided(rest, rules, name) if rest else [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +158,12 @@ class SecureStatistics:
             config.seed,
             lambda client_id: evaluation.ask(client_id, RoundId(0)),
             "statistics",
-            asked.least,
+            asked.limits(),
         )
         self._steps: asyncio.Queue[Step] = asyncio.Queue()
-        self._parts: dict[Place, tuple[Part, int]] = {}
+        self._sessions = asked.sessions
+        self._told: dict[int, tuple[ClientId, ...]] = {}  # the sites of each sum that a member may have signed
+        self._numbers: dict[int, list[int]] = {}  # of each opened sum
 
     # ------------------------------------------------------------ in
 
@@ -182,6 +208,8 @@ class SecureStatistics:
                 step = self.sums.time_passed
             for effect in step(self._clock.now()):
                 await self._carry_out(effect)
+        if self._told:
+            await self._keep()
         return self._result()
 
     async def _carry_out(self, effect: Effect) -> None:
@@ -190,18 +218,26 @@ class SecureStatistics:
                 self._hub.send(client_id, self._request(effect))
             case TellMember(client_id):
                 if isinstance(effect.question, Survivors):
-                    await self._keep_sites(effect.question)
+                    await self._keep_sites(effect.session, effect.question)
                 of = SessionName(self._run_id, effect.round_id, effect.attempt, effect.session, effect.purpose)
                 self._hub.send(client_id, wire.question_message(of, effect.question, effect.members))
             case OpenSum():
                 await self._open(effect)
 
-    async def _keep_sites(self, survivors: Survivors) -> None:
+    async def _keep_sites(self, session: int, survivors: Survivors) -> None:
         """Make the sites of a sum durable before the first of them is told."""
-        names = self.sums.members()
-        sites = tuple(names[position] for position in sorted(survivors.positions))
-        await on_thread(None, self._sum_sites.keep, self._task, sites)
+        names = self.sums.members(session)
+        self._told[session] = tuple(names[position] for position in sorted(survivors.positions))
+        await self._keep()
         crash_points.reached("statistics.sites_kept")
+
+    async def _keep(self) -> None:
+        """Make the sites of all sessions durable, without sessions that were lost before their survivors were told."""
+        lost = self.sums.lost()
+        sessions = [
+            self._told.get(n, names) for n, names in enumerate(self._sessions) if n in self._told or n not in lost
+        ]
+        await on_thread(None, self._sum_sites.keep, self._task, sessions)
 
     async def _open(self, effect: OpenSum) -> None:
         event, numbers = await on_thread(None, opening_of_numbers, effect, self._question.num_numbers)
@@ -212,7 +248,8 @@ class SecureStatistics:
             return
         if not event.fault:
             try:
-                self._parts = summed_parts(numbers, self._question, len(effect.sum.survivors))
+                summed_parts(numbers, self._question, len(effect.sum.survivors))
+                self._numbers[effect.sum.session] = numbers
             except ValueError as fault:
                 event = replace(event, fault=str(fault))
         self.sums.sum_opened(event)
@@ -244,12 +281,21 @@ class SecureStatistics:
 
     def _result(self) -> dict[str, Any]:
         summed, failures = self.sums.outcome()
+        total = [sum(column) for column in zip(*self._numbers.values(), strict=True)]
+        parts = summed_parts(total, self._question, len(summed)) if total else {}
         return {
             "answered": [*summed],
             "refused": {client_id: printable(why) for client_id, why in sorted(failures.items())},
-            "secure": {"sites": len(summed)},
-            **_of_ranges(document(Shown(sums=self._parts))),
+            "secure": {"sites": len(summed)} | self._of_sessions(),
+            **_of_ranges(document(Shown(sums=parts))),
         }
+
+    def _of_sessions(self) -> dict[str, Any]:
+        """Return how many sums a request of several sessions has added, and which it has lost."""
+        if len(self._sessions) == 1:
+            return {}
+        lost = [{"sites": [*self._sessions[n]], "why": printable(why)} for n, why in sorted(self.sums.lost().items())]
+        return {"sessions": len(self._numbers), "lost": lost}
 
 
 def _of_ranges(found: dict[str, Any]) -> dict[str, Any]:

@@ -164,7 +164,7 @@ class StatisticsRequests:
         """Add the statistics of sites in a secure sum, keep the result, and return its number."""
         task, began = task_name(config.task), self._clock.now()
         self._newest = number = max(self._newest, await on_thread(None, self._sum_sites.newest)) + 1
-        known = await on_thread(None, self._sum_sites.sites_of, task)
+        known = await on_thread(None, self._sum_sites.sessions_of, task)
         asked = sites_to_ask(config, task, self._connections(task), known)
         await on_thread(None, self._sum_sites.begin, number)
         crash_points.reached("statistics.asked")
@@ -175,7 +175,8 @@ class StatisticsRequests:
         finally:
             del self._secure[number]
         result = self._about(number, config, began) | {"asked": sorted(asked.sites)} | found
-        how_many = f"{len(found['answered'])} of {count_of(len(asked.sites), 'site')} are in the secure sum"
+        sums = "the secure sum" if len(asked.sessions) == 1 else "secure sums"
+        how_many = f"{len(found['answered'])} of {count_of(len(asked.sites), 'site')} are in {sums}"
         return await self._kept(number, task, result, how_many)
 
     def _ask(self, config: RunConfig, deadline_s: float) -> _Open:

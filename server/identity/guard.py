@@ -32,7 +32,8 @@ SWEEP_S = 1.0
 
 
 _UPDATE_HEAD = re.compile(
-    rb'\{"base_digest":"[0-9a-f]{64}","base_version":[0-9]{1,20},"client_id":("[^"\\]{1,256}")'
+    rb'\{(?:"attempt":[0-9]{1,20},)?'
+    rb'"base_digest":"[0-9a-f]{64}","base_version":[0-9]{1,20},"client_id":("[^"\\]{1,256}")'
     rb'(?:,"effective_steps":[^,]{1,40})?,"format":'
 )
 """Prefix of the canonical bytes of an update's manifest; a parser finds the same client in it."""

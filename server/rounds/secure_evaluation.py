@@ -9,7 +9,7 @@ makes another attempt, over the same metrics. No metric of a single client is kn
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from atoll.ground.printable import count_of
@@ -51,7 +51,7 @@ class SecureEvaluation:
         seed: of the run.
         ask: returns the request to a client.
         purpose: of the sums.
-        least: fewest members of a sum.
+        sessions: the clients of each session, and the fewest members of its sum; empty: they are divided at random.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class SecureEvaluation:
         seed: int,
         ask: Callable[[ClientId], AskEvaluation],
         purpose: Purpose = "evaluation",
-        least: int = MEMBERS_MIN,
+        sessions: Sequence[tuple[Sequence[ClientId], int]] = (),
     ) -> None:
-        self.evaluation, self._rules, self._ask = evaluation, rules, ask
-        self._purpose, self._least = purpose, least
-        order = [*evaluation.asked]
-        random.Random(f"evaluation {seed} {evaluation.version}").shuffle(order)
-        number = len(rules.sizes(len(order))) or 1
-        self._sums = [OneSum(session) for session in range(number)]
-        self._sessions = {client_id: place % number for place, client_id in enumerate(order)}
+        self.evaluation, self._rules, self._ask, self._purpose = evaluation, rules, ask, purpose
+        if not sessions:
+            name = f"evaluation {seed} {evaluation.version}"
+            sessions = [(members, MEMBERS_MIN) for members in divided(evaluation.asked, rules, name)]
+        self._sums = [OneSum(session) for session in range(len(sessions))]
+        self._least = [least for _, least in sessions]
+        self._sessions = {client_id: number for number, (members, _) in enumerate(sessions) for client_id in members}
         self._words: dict[ClientId, bytes] = {}  # of the newest attempt of its sum
         self._found: dict[int, Sums] = {}  # of each opened sum
         self._why: dict[ClientId, str] = {}  # of those that have refused others
@@ -113,9 +113,13 @@ class SecureEvaluation:
             found += each.asked if each.session is None else (names[at] for at in each.session.missing())
         return sorted(found)
 
-    def members(self, session: int = 0) -> list[ClientId]:
+    def members(self, session: int) -> list[ClientId]:
         """Return the members of a session by position."""
         return self._sums[session].names
+
+    def lost(self) -> dict[int, str]:
+        """Return why sessions that are over have no sum, by their numbers."""
+        return {each.record.session: each.record.detail for each in self._sums if each.is_over and not each.is_opened}
 
     def place_of(self, client_id: ClientId) -> SumPlace:
         """Return the session and the newest attempt of a client that was asked."""
@@ -271,11 +275,12 @@ class SecureEvaluation:
             self.evaluation.failures[client_id] = SILENT
         of.asked.clear()
         names = of.names
-        if len(names) < self._least:
-            why = f"{count_of(len(names), 'member')}; needed: {self._least}"
+        least = self._least[of.record.session]
+        if len(names) < least:
+            why = f"{count_of(len(names), 'member')}; needed: {least}"
             return self._fails(of, why, may_repeat=False, now=now)
         roster = Roster(threshold_of(TWO_THIRDS, len(names)), tuple(of.keys[name] for name in names))
-        of.session = Session(roster, roster.members[0].terms, self._least)
+        of.session = Session(roster, roster.members[0].terms, least)
         of.record.threshold, of.record.num_members = roster.threshold, len(names)
         of.record.stage, of.by = of.session.stage, now + self._rules.stage_timeout
         return self._carried_out(of, of.session.start(), now)
@@ -318,7 +323,7 @@ class SecureEvaluation:
         of.record.left_out = sorted(of.without(left))
         left -= {*of.record.left_out}
         of.record.detail = f"attempt {of.attempt}: {reason}"
-        if not (may_repeat and len(left) >= self._least and of.attempt < self._rules.attempts):
+        if not (may_repeat and len(left) >= self._least[of.record.session] and of.attempt < self._rules.attempts):
             of.is_over, of.record.stage = True, Stage.FAILED
             return ()
         for client_id in of.names:
@@ -359,6 +364,14 @@ class SecureEvaluation:
                     f"its secure sum has no result: {of.record.detail}" if not of.is_opened else SILENT
                 )
         return tuple(sorted(summed)), failures
+
+
+def divided(clients: Iterable[ClientId], rules: SecureRules, name: str) -> list[list[ClientId]]:
+    """Divide clients into sessions of about one size, at random by a name."""
+    order = [*clients]
+    random.Random(name).shuffle(order)
+    number = len(rules.sizes(len(order))) or 1
+    return [order[session::number] for session in range(number)]
 
 
 def _content(event: KeysCame) -> MemberKeys:

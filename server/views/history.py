@@ -189,6 +189,24 @@ class History:
         with self._database.transaction() as connection:
             return {name: (int(invited), int(used)) for name, invited, used in connection.execute(rows)}
 
+    def fates(self, run_id: RunId, most: int) -> dict[int, dict[str, str]]:
+        """Return the fates of the clients in the newest stored rounds, by round and client.
+
+        Args:
+            run_id: the run.
+            most: the largest number of rounds.
+        """
+        number = ROUNDS.c.round_id
+        newest = select(number).where(ROUNDS.c.run_id == run_id).order_by(number.desc()).limit(most)
+        part = PARTICIPATIONS.c
+        rows = select(part.round_id, part.client_id, part.fate).where(part.run_id == run_id)
+        with self._database.transaction() as connection:
+            found: dict[int, dict[str, str]] = {at: {} for at in connection.scalars(newest)}
+            of_rounds = rows.where(part.round_id >= min(found)) if found else None
+            for at, client, fate in connection.execute(of_rounds) if of_rounds is not None else ():
+                found.setdefault(at, {})[client] = fate
+        return found
+
     def members_after(self, run_id: RunId, paging: Paging) -> "MembersBehind | None":
         """Return a reader of the members of a run by pages; None: the last snapshot says too little of them.
 

@@ -42,6 +42,9 @@ Document = dict[str, Any]
 KINDS_OF_SITES = {"evaluation": SITE, "training": TRAINING}
 """Prefix of the sources of each kind of measurement by single sites."""
 
+FATE_ROUNDS, FATE_ROUNDS_MAX = 24, 300
+"""Number of the newest rounds with the fates of their clients: by default, and at most."""
+
 MESH_ROUNDS = 100
 """Number of the newest rounds in which the use of meshes is looked for."""
 
@@ -57,6 +60,7 @@ class View(StrEnum):
     VERSIONS = "versions"
     SITES = "sites"
     STATISTICS = "statistics"
+    FATES = "fates"
 
 
 def look(history: History, view: View, run: str = "", number: int = 0, paging: Paging = ALL) -> Any:
@@ -66,7 +70,7 @@ def look(history: History, view: View, run: str = "", number: int = 0, paging: P
         history: the history of the state directory.
         view: the kind of view.
         run: id or name of the run; empty: the newest run, except for RUN, which needs one.
-        number: the round, or the statistics; 0: the newest.
+        number: the round, or the statistics; 0: the newest. Of FATES the number of the newest rounds; 0: 24.
         paging: a page of the rows of ROUNDS, CLIENTS or VERSIONS, without faults; and whether the curves of RUN and
             SITES have all points.
 
@@ -74,8 +78,9 @@ def look(history: History, view: View, run: str = "", number: int = 0, paging: P
         For RUNS a list. For the others an object: for RUN the `document`, and the settings as `toml`; for ROUND the
         record; for ROUNDS, CLIENTS and VERSIONS the id of the `run` and its `rows`; for VERSIONS also the `metadata`
         in the files of the versions; for SITES the metrics of single sites by `evaluation` and `training`, and
-        their `meshes`; for STATISTICS a result of `server.statistics`. A run of messages has exchanges instead of
-        rounds. A page also has `next`, the cursor of the next one; None: there is none.
+        their `meshes`; for FATES the numbers of the `rounds`, and by client and round the fate; for STATISTICS a result
+        of `server.statistics`. A run of messages has exchanges instead of rounds. A page also has `next`, the cursor of
+        the next one; None: there is none.
 
     Raises:
         LookupError: there is no such run or round; the message names the known runs.
@@ -103,8 +108,10 @@ def look(history: History, view: View, run: str = "", number: int = 0, paging: P
         by = {kind: sites(measurements(rows_of_sites, prefix), whole=paging.whole) for kind, prefix in prefixes}
         records = () if row.config.is_of_messages else history.rounds(row.run_id, most=MESH_ROUNDS)
         return plain({"run": row.run_id, **by, "meshes": meshes(records)})
-    if view is View.CLIENTS:
-        return plain({"run": row.run_id, **clients.listed(history, row, paging)})
+    if view in (View.CLIENTS, View.FATES):
+        is_list = view is View.CLIENTS
+        found = clients.listed(history, row, paging) if is_list else _fates(history, row, number or FATE_ROUNDS)
+        return plain({"run": row.run_id, **found})
     return plain({"run": row.run_id, **_rounds(history, row, paging)})
 
 
@@ -395,6 +402,22 @@ def _open_rounds(history: History, row: RunRow, paging: Paging) -> list[Numbered
     if paging.after:
         found = [one for one in found if (one[0] < paging.number if paging.last else one[0] > paging.number)]
     return [(str(number), document) for number, _, document in sorted(found, reverse=paging.last)]
+
+
+def _fates(history: History, row: RunRow, most: int) -> Document:
+    """Return the fates of the clients in the newest rounds, an open one last; a run of messages has none."""
+    if row.config.is_of_messages:
+        return {"rounds": [], "clients": {}}
+    most = min(most, FATE_ROUNDS_MAX)
+    by_round = history.fates(row.run_id, most)
+    if (record := history.open_round(row.run_id)) is not None:
+        by_round[record.round_id] = {str(name): str(client.fate) for name, client in record.clients.items()}
+    rounds = sorted(by_round)[-most:]
+    found: dict[str, dict[int, str]] = {}
+    for number in rounds:
+        for name, fate in by_round[number].items():
+            found.setdefault(name, {})[number] = fate
+    return {"rounds": rounds, "clients": dict(sorted(found.items()))}
 
 
 def _record(history: History, run_id: RunId, number: int) -> RoundRecord:

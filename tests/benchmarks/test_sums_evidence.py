@@ -40,7 +40,7 @@ def ended(tmp_path):
     state = tmp_path / "a"
     (state / "encoded").mkdir(parents=True)
     with closing(sqlite3.connect(state / "policy.db")) as database:
-        database.execute("CREATE TABLE promises (number, kind, run, round, attempt)")
+        database.execute("CREATE TABLE promises (number, kind, run, purpose, round, attempt)")
         database.commit()
     return tmp_path, record
 

@@ -15,6 +15,7 @@ from tools import docs
 
 WITHOUT = {
     "atoll audit export": "it writes JSON lines, unchanged from the log",
+    "atoll dashboard": "its pages are JSON at their addresses with `.json`",
     "atoll flower run": "its end is that of the app's main(); `atoll run show` shows its run",
     "atoll authority serve": "it shows nothing but its log",
     "atoll chaos proxy": "all that it writes are JSON lines",

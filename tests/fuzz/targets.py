@@ -22,6 +22,7 @@ from atoll.client.site.key_file import KeyFault, parse_site_key
 from atoll.client.site.peers import Peers, parse_peers
 from atoll.client.wire.messages import BadMessage, event_of, hello
 from atoll.ground.strict_json import ManifestError
+from atoll.parallel.private.account import AccountBroken
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit import chain
 from atoll.protocol.identity.certificates import CertificateError, certified_key, check_issued, read_leaf, read_request
@@ -47,6 +48,7 @@ from atoll.simulations.federation.config import SimulationFile
 from atoll.tensors.layout import Tensor
 from atoll.tensors.safetensors_header import decode_header, header_bytes
 from atoll.tensors.secure.exact import WrongSum
+from tests.fuzz import privacy_targets as privacy
 from tests.fuzz import secure_targets as sums
 from tests.fuzz.make_corpus import NOW, PATH
 from tests.protocol.test_manifest import UPDATE, VERSION
@@ -282,6 +284,19 @@ TARGETS = {
     ),
     "members of a private run": Target(
         _members, (StoreCorrupted,), [_MEMBERS.encode()], [b'"uses":', b'"spent":', b"-1"]
+    ),
+    "row of a site's budgets": Target(
+        privacy.row, (ManifestError,), privacy.ROWS, [b'"steps":', b'"3ff8000000000000"', b'"0000000000000001"', b"\0"]
+    ),
+    "memory of a site's budgets": Target(privacy.anchor, (ManifestError,), privacy.ANCHORS, [b'"count":', b'"names":']),
+    "privacy of a training": Target(
+        privacy.terms, (ValueError,), privacy.TERMS, [b'"privacy.', b'"kind":', b"1e-9", b"1e999", b"NaN", b"true"]
+    ),
+    "privacy of a sum": Target(
+        privacy.of_sum, (ManifestError,), privacy.OF_SUMS, [b'"honest_min":', b'"colluders":', b'"3ff8000000000000"']
+    ),
+    "account of a private training": Target(
+        privacy.steps, (AccountBroken,), privacy.STEPS, [b'"steps":', b'"at":', b"-1", b"1e3", b"true"]
     ),
     "TOML of a coordinator": _settings(HostFile),
     "TOML of a rank": _settings(AggregatorConfig),

@@ -130,6 +130,7 @@ CAPABILITIES: dict[str, tuple[int, str]] = {
     "client: session, wire, disk": (5367, "client/"),
     "protocol": (2826, "protocol/ ground/"),
     "operations and Python interface": (2993, "atoll/ atoll/interface/ atoll/operations/"),
+    "dashboard": (0, "atoll/dashboard/ atoll/interface/places atoll/cli/dashboard"),
     "command line": (1665, "atoll/cli/"),
 }
 """Each capability with its lines before and the prefixes of its paths."""

@@ -1,7 +1,6 @@
 """`atoll client ...`: the clients of a run, and the members of a coordinator: invite, list, revoke."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +10,7 @@ from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, clock, note, say, seconds, shortened, table
 from atoll.ground.printable import instead_of
 from atoll.operations.faults import CommandError
-from atoll.operations.place import STATE, is_elsewhere
+from atoll.operations.place import STATE
 from atoll.operations.views import read_pages, read_view
 from atoll.protocol.identity.names import Role
 from atoll.protocol.paging import COUNT_MAX, Paging
@@ -222,7 +221,9 @@ def members(state: options.State = STATE, json: options.Json = False) -> None:
     and void names need a new join code. A certificate that an authority on another machine made is listed from its
     first renewal on.
     """
-    found = _members(state)
+    from atoll.operations.members import members_of
+
+    found = members_of(state)
     if json:
         as_json(found)
         return
@@ -234,33 +235,3 @@ def members(state: options.State = STATE, json: options.Json = False) -> None:
         ],
         empty="no member yet; invite one: atoll client invite NAME",
     )
-
-
-def _members(state: Path) -> list[dict[str, Any]]:
-    """Return the members that the coordinator lists or, where none listens, those that the state directory has."""
-    from atoll.operations import admin
-    from atoll.operations.views import reading
-    from atoll.server.identity.roster import stored_members
-    from atoll.server.identity.setup import AUTHORITY, identity_folder
-
-    if is_elsewhere(state) or admin.is_listening(state):
-        try:
-            return [
-                _row(row.role, row.name, row.standing, row.since, row.expires_at or None)
-                for row in admin.members(state).members
-            ]
-        except CommandError as error:
-            is_away = isinstance(error, admin.NoAnswer) and not isinstance(error, admin.NotTrusted)
-            if is_elsewhere(state) or not admin.has_ended(state, admin.STOPPING_S if is_away else 0.0):
-                raise
-    with reading(state):
-        stored = stored_members(state, identity_folder(state) / AUTHORITY)
-    note(f"no coordinator listens at {state}: these are the members in its database; none can be connected now")
-    return [
-        _row(found.identity.role, found.identity.name, found.standing, found.since, found.expires_at)
-        for found in stored
-    ]
-
-
-def _row(role: str, name: str, standing: str, since: float, expires_at: float | None) -> dict[str, Any]:
-    return {"role": role, "name": name, "standing": standing, "since": since, "expires_at": expires_at}

@@ -84,8 +84,11 @@ def say_statistics(found: Mapping[str, Any]) -> None:
         if (secure := found.get("secure")) is None:
             how = f"{answered} of {asked} answered"
         else:
-            how = f"secure sum of {answered} of {asked}" if secure["sites"] else f"no secure sum of {asked} was opened"
+            sums = count_of(secure["sessions"], "secure sum") if "sessions" in secure else "secure sum"
+            how = f"{sums} of {answered} of {asked}" if secure["sites"] else f"no secure sum of {asked} was opened"
         say(f"statistics {found['number']} of {found['task']}, {when}: {how}")
+    for each in found.get("secure", {}).get("lost", ()):
+        say(f"no secure sum of {', '.join(each['sites'])}: {shortened(each['why'], 200)}")
     for site, why in found["refused"].items():
         say(f"no answer of {site}: {shortened(why, 200)}")
     for split in dict.fromkeys(split for part in _of_sites(found).values() for split in part):

@@ -54,15 +54,16 @@ def terms_of(privacy: PrivacyConfig, config: TrainConfig, local: Local) -> Terms
         return most(lambda number: number <= steps or account.epsilon_of(z, number) <= budget, number)
 
     def guarantee(number: int) -> dict[str, Any]:
+        epsilon, accountant = account.account_of(z, number or 1)
         found = Guarantee(
-            epsilon=account.epsilon_of(z, number) if number else 0.0,
+            epsilon=epsilon if number else 0.0,
             delta=delta,
             unit="example",
             mechanism="gaussian",
             noise_multiplier=z,
             clip_norm=clip_norm,
             uses=number,
-            accountant=account.accountant,
+            accountant=accountant,
             noise_by="site",
             sampling_rate=q,
         )

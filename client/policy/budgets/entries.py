@@ -38,6 +38,8 @@ STEPS_MAX = 10**12
 """Most steps of one charge."""
 PARTS_MAX = 64
 """Most kinds of steps in one charge."""
+NOISE_MIN, NOISE_MAX, RATE_MIN = 1e-3, 1e9, 1e-9
+"""Ends of the noise multipliers and sampling rates that an account can compute with."""
 
 _UNITS, _PARTIES = ("client", "example"), ("coordinator", "clients", "site")
 
@@ -148,9 +150,11 @@ def read_entry(kind: object, data: object, text: object) -> Entry:
     if type(kind) is not str or type(data) is not str or type(text) is not str or kind not in KINDS:
         refuse("entry", kind, ", ".join(KINDS))
     at = f"entry {kind}"
-    found = read_object(text.encode("ascii", "replace"), num_bytes_max=TEXT_MAX, what=at)
+    if not text.isascii():
+        refuse(at, ascii(text[:80]), "canonical JSON, in ASCII")
+    found = read_object(text.encode(), num_bytes_max=TEXT_MAX, what=at)
     content = _READERS[kind](found, at)
-    check_canonical(text_of(content).encode(), text.encode("ascii", "replace"))
+    check_canonical(text_of(content).encode(), text.encode())
     return Entry(data, content)
 
 
@@ -187,8 +191,10 @@ def _part(found: object, at: str) -> Steps:
     if len(fields) != 3:
         refuse(at, fields, "three values")
     z, rate = _number(fields[0], at, low=0.0), _number(fields[1], at, low=0.0)
-    if rate > 1.0:
-        refuse(at, rate, "at most 1")
+    if not NOISE_MIN <= z <= NOISE_MAX:
+        refuse(at, z, f"{NOISE_MIN:g} to {NOISE_MAX:g}")
+    if not RATE_MIN <= rate <= 1.0:
+        refuse(at, rate, f"{RATE_MIN:g} to 1")
     integer(fields[2], at, low=1, high=STEPS_MAX)
     return Steps(z, rate, fields[2])
 

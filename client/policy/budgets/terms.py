@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.client.policy.budgets.entries import STEPS_MAX
+from atoll.client.policy.budgets.entries import NOISE_MAX, NOISE_MIN, RATE_MIN, STEPS_MAX
 from atoll.ground.printable import count_of
 from atoll.protocol.privacy.composition import Steps
 from atoll.protocol.privacy.guarantee import NoiseBy, Unit
@@ -28,8 +28,8 @@ PREFIX = "privacy."
 
 WITHOUT = "without differential privacy (no [privacy] of the run)"
 
-NOISE_MIN, NUMBER_MIN, NUMBER_MAX = 1e-3, 1e-9, 1e9
-"""Ends of the noise multipliers, and of other numbers, that an account can compute with."""
+NORM_MIN, NORM_MAX = 1e-9, 1e9
+"""Ends of the clip norms, and of the divisors of a step."""
 SLACK = 1e-12
 """Part of a noise multiplier that the rounding of a quotient may take."""
 ROUNDS_MAX = 10**6
@@ -91,11 +91,11 @@ def spending_of(local: str) -> Spending:
         raise ValueError(f"with {PREFIX}mechanism = {mechanism!r}, which this Atoll cannot charge")
     if (clip := terms.get("clip", "fixed")) not in ("fixed", "adaptive"):
         raise ValueError(f"with {PREFIX}clip = {clip!r}, which this Atoll cannot charge")
-    z = _number(terms, "noise_multiplier", NOISE_MIN, NUMBER_MAX)
-    _number(terms, "clip_norm", NUMBER_MIN, NUMBER_MAX)
+    z = _number(terms, "noise_multiplier", NOISE_MIN, NOISE_MAX)
+    _number(terms, "clip_norm", NORM_MIN, NORM_MAX)
     if unit == "client":  # with an adaptive clip, the sum and the count of short updates are one use of z together
         return Spending(unit, noise_by, (Steps(z, 1.0, 1),))
-    rate = _number(terms, "sample_rate", NUMBER_MIN, 1.0)
+    rate = _number(terms, "sample_rate", RATE_MIN, 1.0)
     steps = 1 if noise_by == "clients" else _steps(table, rate)  # whatever else the run gives
     return Spending(unit, noise_by, (Steps(z, rate, steps),))
 
@@ -115,7 +115,7 @@ def spending_inside(privacy: str) -> Spending | None:
     terms = read_privacy(privacy)
     if terms is None or terms.unit == "example":  # whose spending the values for the task tell
         return None
-    z = _number({"noise_multiplier": terms.noise_multiplier}, "noise_multiplier", NOISE_MIN, NUMBER_MAX)
+    z = _number({"noise_multiplier": terms.noise_multiplier}, "noise_multiplier", NOISE_MIN, NOISE_MAX)
     return Spending("client", terms.noise_by, (Steps(z, 1.0, 1),))
 
 
@@ -145,9 +145,8 @@ def fault_of_shares(local: str, secure: Terms | None) -> str:
     if secure is None or privacy is None or not is_inside:
         return "a step without noise outside of a secure sum in which the clients add it"
     try:
-        z, clip_norm, batch = (
-            _number(terms, name, NUMBER_MIN, NUMBER_MAX) for name in ("noise_multiplier", "clip_norm", "batch")
-        )
+        z = _number(terms, "noise_multiplier", NOISE_MIN, NOISE_MAX)
+        clip_norm, batch = (_number(terms, name, NORM_MIN, NORM_MAX) for name in ("clip_norm", "batch"))
     except ValueError as error:
         return f"a training {error}"
     if privacy.noise_multiplier < z / batch * (1.0 - SLACK):

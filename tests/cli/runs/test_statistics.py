@@ -121,6 +121,11 @@ def test_a_secure_sum_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> N
         "feature site values missing outside mean std sites",
     ):
         assert line in lines, "\n".join(lines)
+    lost = [{"sites": ["d", "e", "f"], "why": "attempt 1: 2 members; needed: 3"}]
+    say_statistics(found | {"secure": {"sites": 3, "sessions": 1, "lost": lost}})
+    said = capsys.readouterr().out
+    assert ": 1 secure sum of 3 of 4 sites\n" in said
+    assert "no secure sum of d, e, f: attempt 1: 2 members; needed: 3" in said
     say_statistics(found | {"answered": [], "secure": {"sites": 0}, "merged": {}})
     assert "no secure sum of 4 sites was opened" in capsys.readouterr().out
 

@@ -9,7 +9,7 @@ from atoll.task.local import Local
 from atoll.training.private.config import PrivacyConfig
 
 
-def tight(q: float, z: float, steps: int, delta: float) -> float:
+def tight(q: float, z: float, steps: int, delta: float, _about: float = 0.0) -> float:
     """Stand in for the library's accountant, whose epsilon is some tenth below the bound's."""
     return 0.9 * subsampled.epsilon_bound(q, z, steps, delta)
 

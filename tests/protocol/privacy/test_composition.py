@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from atoll.protocol.privacy import gaussian, loss_distribution, subsampled
 from atoll.protocol.privacy.composition import (
-    BOUND_MAX,
     KINDS_MAX,
     Steps,
     epsilon_bound,
@@ -72,7 +71,8 @@ def test_what_the_bound_decides_asks_no_tight_account(monkeypatch: pytest.Monkey
     monkeypatch.setattr(loss_distribution, "epsilon_of_kinds", lambda *_: pytest.fail("asked"))
     kinds = {(1.5, 0.041): 500}
     assert is_within(kinds, epsilon_bound(kinds, 1e-5), 1e-5)
-    assert epsilon_of({(0.5, 0.9): 500}, 1e-5)[0] > BOUND_MAX
+    assert epsilon_of({(0.5, 0.9): 5000}, 1e-5)[0] > loss_distribution.BOUND_MAX
+    assert epsilon_of({(0.04, 0.001): 1}, 1e-5)[1] == RDP
     many = {(5.0 + at, 0.041): 500 for at in range(KINDS_MAX + 1)}
     assert epsilon_of(many, 1e-5)[1] == RDP
 

@@ -31,9 +31,15 @@ def _at_the_time_of_the_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secure_sums, "time", SimpleNamespace(time=lambda: NOW))
 
 
-def config_of(**statistics: Any) -> RunConfig:
+def config_of(*, session_max: int = 64, **statistics: Any) -> RunConfig:
     asked = {"labels": {"target": 2}, "features": {"age": [0, 100]}, **statistics}
-    secure = {"clip_norm": 1.0, "examples_max": 10, "stage_timeout": 5.0, "statistics": asked}
+    secure = {
+        "clip_norm": 1.0,
+        "examples_max": 10,
+        "stage_timeout": 5.0,
+        "statistics": asked,
+        "session_max": session_max,
+    }
     return RunConfig.model_validate({"task": TASK, "name": "digits", "round": {"cohort_size": 3}, "secure": secure})
 
 
@@ -52,7 +58,7 @@ class Federation(Shells):
         self.silent: set[str] = set()
         self.faults, self.draw = 0.0, random.Random(0)
         self.told: list[tuple[str, str]] = []
-        self.sets: list[tuple[str, ...]] = []
+        self.sets: list[tuple[tuple[str, ...], ...]] = []
         (root / "state").mkdir(parents=True, exist_ok=True)
         self.sum_sites = SumSites(root / "state")
         super().__init__(root, sites_of(root, number, policy))
@@ -71,7 +77,7 @@ class Federation(Shells):
         kind = message.WhichOneof("message")
         self.told.append((name, kind))
         if kind == "secure_survivors":
-            self.sets.append(self.sum_sites.sites_of(TASK))
+            self.sets.append(self.sum_sites.sessions_of(TASK))
         asyncio.get_running_loop().call_soon(self.deliver, name, message)
 
     def deliver(self, name: str, message: pb.ServerMessage) -> None:
@@ -91,9 +97,11 @@ class Federation(Shells):
         if self.request is not None:
             self.request.joined(ClientId(name))
 
-    def begin(self, number: int = 1, config: RunConfig | None = None, names: Any = None, least: int = 3) -> Any:
+    def begin(
+        self, number: int = 1, config: RunConfig | None = None, sessions: Any = None, is_whole: bool = False
+    ) -> Any:
         config = config or config_of()
-        asked = Asked(tuple(map(ClientId, names or self.sites)), least)
+        asked = Asked(tuple(tuple(map(ClientId, names)) for names in sessions or [self.sites]), is_whole)
         self.request = SecureStatistics(
             config,
             number,
@@ -114,7 +122,7 @@ def run(root: Path, scenario: Any, **given: Any) -> Any:
 def check(found: dict[str, Any]) -> None:
     """Check that a result is the sum of its sites."""
     places = [int(name.removeprefix("site-")) for name in found["answered"]]
-    assert found["secure"] == {"sites": len(places)}
+    assert found["secure"]["sites"] == len(places)
     assert not found["sites"]
     if not places:
         assert not found["merged"]
@@ -136,7 +144,8 @@ def test_all_sites_are_one_sum_and_its_sites_are_durable_before_they_are_told(tm
     assert found["answered"] == [*names]
     assert found["refused"] == {}
     assert found["merged"]["train"]["features"]["age"]["outside"] == 0
-    assert sets == [names] * 4
+    assert sets == [(names,)] * 4
+    assert found["secure"] == {"sites": 4}
 
 
 def test_sites_that_decline_are_lost_or_answer_plainly_are_left_out_with_the_reason(tmp_path: Path) -> None:
@@ -178,7 +187,7 @@ def test_too_few_sites_make_no_sum(tmp_path: Path) -> None:
 def test_of_named_sites_all_are_in_the_sum_or_there_is_none(tmp_path: Path) -> None:
     async def scenario(it: Federation) -> Any:
         it.silent.add("site-0")
-        ended = asyncio.ensure_future(it.begin(least=5))
+        ended = asyncio.ensure_future(it.begin(is_whole=True))
         await asyncio.sleep(0)
         assert it.request is not None
         it.request.gave_up(ClientId("site-0"), "lost: left")
@@ -193,7 +202,7 @@ def test_a_repeated_request_gets_the_same_sum_of_the_same_sites(tmp_path: Path) 
     async def scenario(it: Federation) -> Any:
         first = await it.begin(1)
         again = await it.begin(2)
-        fewer = await it.begin(3, names=["site-0", "site-1", "site-2"])
+        fewer = await it.begin(3, sessions=[["site-0", "site-1", "site-2"]])
         return first, again, fewer
 
     first, again, fewer = run(tmp_path, scenario)
@@ -228,8 +237,8 @@ def test_a_schedule_of_restarts_ends_with_the_sum_of_its_sites_or_none(tmp_path:
         it.draw, it.faults = random.Random(seed), 0.08
         found = [await it.begin(1)]
         it.faults = 0.0
-        known = it.sum_sites.sites_of(TASK)
-        found.append(await it.begin(2, names=known or None, least=len(known) or 3))
+        known = it.sum_sites.sessions_of(TASK)
+        found.append(await it.begin(2, sessions=known, is_whole=bool(known)))
         return found
 
     first, second = run(tmp_path, scenario, number=4 + seed % 3)
@@ -246,21 +255,21 @@ def connection(name: str, *, joins: bool = True) -> Connection:
 
 def test_the_sites_of_the_newest_sum_are_asked_again_or_the_operator_names_others() -> None:
     four = [connection(name) for name in "abcd"]
-    assert sites_to_ask(config_of(), TASK, four, ()) == Asked(tuple("abcd"), 3)  # type: ignore[arg-type]
-    assert sites_to_ask(config_of(), TASK, four, ("a", "b", "c")) == Asked(tuple("abc"), 3)  # type: ignore[arg-type]
+    abc = (("a", "b", "c"),)
+    assert sites_to_ask(config_of(), TASK, four, ()) == Asked((tuple("abcd"),), False)  # type: ignore[arg-type]
+    assert sites_to_ask(config_of(), TASK, four, abc) == Asked((tuple("abc"),), True)  # type: ignore[arg-type]
     named = config_of(sites=["d", "b", "a", "c"])
-    assert sites_to_ask(named, TASK, four, ("a", "b", "c")) == Asked(tuple("abcd"), 4)  # type: ignore[arg-type]
+    assert sites_to_ask(named, TASK, four, abc) == Asked((tuple("abcd"),), True)  # type: ignore[arg-type]
     for config, connections, known, said in (
         (
             config_of(),
             four,
-            ("a", "b", "e"),
-            "the newest sum of this task's statistics is of a, b, e, and sites sign no",
+            (("a", "b", "e"),),
+            "the newest sums of this task's statistics are of a, b, e, and sites sign no",
         ),
         (named, four[:2], (), "secure.statistics.sites are a, b, c, d, and sites sign no sum over others"),
         (config_of(), four[:2], (), "2 agents of 'digits:task' can join a secure sum, which has at least 3 members"),
         (config_of(), [*four[:2], connection("old", joins=False)], (), "2 agents of"),
-        (config_of(), [connection(f"s{n}") for n in range(65)], (), "65 sites; one sum of statistics has at most"),
     ):
         with pytest.raises(OperatorError, match=said):
             sites_to_ask(config, TASK, connections, known)
@@ -268,17 +277,122 @@ def test_the_sites_of_the_newest_sum_are_asked_again_or_the_operator_names_other
 
 def test_the_record_of_sums_survives_a_restart_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
     first = SumSites(tmp_path)
-    assert (first.newest(), first.sites_of(TASK)) == (0, ())
+    assert (first.newest(), first.sessions_of(TASK)) == (0, ())
     first.begin(4)
-    first.keep(TASK, ("b", "a"))
-    first.keep("other", ("c",))
+    first.keep(TASK, [("b", "a"), ("d", "e")])
+    first.keep("other", [("c",)])
     first.begin(5)
     again = SumSites(tmp_path)
-    assert (again.newest(), again.sites_of(TASK), again.sites_of("other")) == (5, ("a", "b"), ("c",))
+    both = (("a", "b"), ("d", "e"))
+    assert (again.newest(), again.sessions_of(TASK), again.sessions_of("other")) == (5, both, (("c",),))
+    (tmp_path / "statistics" / "secure.json").write_text('{"newest": 3, "sites": {"digits:task": ["a", "b"]}}')
+    assert again.sessions_of(TASK) == (("a", "b"),), "as a version for sums of one session has kept them"
     for damaged in (b"{", b"[]", b'{"newest": 1}', b'{"newest": 1, "sites": []}'):
         (tmp_path / "statistics" / "secure.json").write_bytes(damaged)
         with pytest.raises(OperatorError, match=r"secure\.json is damaged: put it back from a backup"):
             again.newest()
+
+
+TWO = [["site-0", "site-1", "site-2"], ["site-3", "site-4", "site-5", "site-6"]]
+
+
+def test_sums_over_two_sessions_are_added_and_each_site_stays_in_its_session(tmp_path: Path) -> None:
+    async def scenario(it: Federation) -> Any:
+        first = await it.begin(1, sessions=TWO)
+        known = it.sum_sites.sessions_of(TASK)
+        again = await it.begin(2, sessions=known, is_whole=True)
+        mixed = await it.begin(3, sessions=[TWO[0][:2] + TWO[1][:2], TWO[0][2:] + TWO[1][2:]])
+        return first, known, again, mixed, it.sets
+
+    first, known, again, mixed, sets = run(tmp_path, scenario, number=7)
+    check(first)
+    assert first["answered"] == [f"site-{number}" for number in range(7)]
+    assert first["secure"] == {"sites": 7, "sessions": 2, "lost": []}
+    assert known == tuple(map(tuple, TWO))
+    assert {*sets} == {known}, "also the session whose survivors are not told yet"
+    assert again == first
+    assert mixed["answered"] == []
+    assert [each["sites"] for each in mixed["secure"]["lost"]] == [TWO[0][:2] + TWO[1][:2], TWO[0][2:] + TWO[1][2:]]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_session_that_is_lost_is_named_and_the_other_counts(tmp_path: Path, lost: int) -> None:
+    async def scenario(it: Federation) -> Any:
+        gone = TWO[lost][:2]
+        it.silent |= {*gone}
+        ended = asyncio.ensure_future(it.begin(1, sessions=TWO))
+        await asyncio.sleep(0)
+        assert it.request is not None
+        for name in gone:
+            it.request.gave_up(ClientId(name), "lost: left")
+        return await ended, it.sum_sites.sessions_of(TASK)
+
+    found, known = run(tmp_path, scenario, number=7)
+    check(found)
+    assert found["answered"] == TWO[1 - lost]
+    [named] = found["secure"]["lost"]
+    assert found["secure"]["sessions"] == 1
+    assert named["sites"] == TWO[lost]
+    assert "needed: 3" in named["why"]
+    assert {*found["refused"]} == {*TWO[lost]}
+    assert known == (tuple(TWO[1 - lost]),), "its sites have signed nothing: they may be in another session"
+
+
+def test_a_sum_that_fails_its_canaries_is_lost_alone(tmp_path: Path) -> None:
+    async def scenario(it: Federation) -> Any:
+        said = it.said
+
+        def spoiled(name: str, message: pb.ClientMessage) -> None:
+            if name == "site-1" and message.HasField("secure_masked"):
+                message.secure_masked.words = bytes(len(message.secure_masked.words))
+            said(name, message)
+
+        it.said = spoiled  # type: ignore[method-assign]
+        return await it.begin(1, sessions=TWO), it.sum_sites.sessions_of(TASK)
+
+    found, known = run(tmp_path, scenario, number=7)
+    check(found)
+    assert found["answered"] == TWO[1]
+    assert [each["sites"] for each in found["secure"]["lost"]] == [TWO[0]]
+    assert known == tuple(map(tuple, TWO)), "its sites have signed this sum, and sign no other one"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_schedule_of_restarts_ends_with_the_sums_of_some_sessions(tmp_path: Path, seed: int) -> None:
+    async def scenario(it: Federation) -> list[dict[str, Any]]:
+        it.draw, it.faults = random.Random(seed), 0.06
+        found = [await it.begin(1, sessions=TWO)]
+        it.faults = 0.0
+        known = it.sum_sites.sessions_of(TASK)
+        return [*found, await it.begin(2, sessions=known or TWO, is_whole=bool(known))]
+
+    first, second = run(tmp_path, scenario, number=7)
+    check(first)
+    check(second)
+    assert {*second["answered"]} >= {*first["answered"]}
+    assert second["answered"]
+
+
+def test_more_sites_than_a_session_has_are_divided_and_known_sessions_stay_together() -> None:
+    many = [connection(f"s{n:02d}") for n in range(70)]
+    first = sites_to_ask(config_of(), TASK, many, ())  # type: ignore[arg-type]
+    assert (first.is_whole, [len(names) for names in first.sessions]) == (False, [35, 35])
+    assert first.sites == tuple(f"s{n:02d}" for n in range(70))
+    assert sites_to_ask(config_of(), TASK, many, ()) == first  # type: ignore[arg-type]
+    assert sites_to_ask(config_of(), TASK, many, first.sessions) == Asked(first.sessions, True)  # type: ignore[arg-type]
+    named = config_of(sites=list(first.sites))
+    known = first.sessions[:1]  # the other one was lost
+    assert sites_to_ask(named, TASK, many, known) == Asked(first.sessions, True)  # type: ignore[arg-type]
+    other = (first.sites[:5],)
+    more = sites_to_ask(named, TASK, many, other)  # type: ignore[arg-type]
+    assert other[0] in more.sessions
+    assert sorted(len(names) for names in more.sessions if names != other[0]) == [32, 33]
+    assert more.sites == first.sites
+    small = config_of(session_max=20)
+    with pytest.raises(
+        OperatorError, match=r"is of 35 sites in one session, and secure\.session_max is 20: allowed is at"
+    ):
+        sites_to_ask(small, TASK, many, first.sessions)  # type: ignore[arg-type]
 
 
 def test_a_request_says_how_its_numbers_are_laid_out(tmp_path: Path) -> None:

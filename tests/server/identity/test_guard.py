@@ -2,6 +2,8 @@
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
+from dataclasses import MISSING, fields
+from itertools import combinations
 
 import grpc
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.names import Role, is_name
-from atoll.protocol.manifest import UpdateManifest, parse_update
+from atoll.protocol.manifest import Part, UpdateManifest, parse_update
 from atoll.protocol.wire.stream import first_status
 from atoll.server.identity import guard as guard_module
 from atoll.server.identity.guard import Denied, Guard, client_of
@@ -98,9 +100,10 @@ class Members:
         return None
 
 
-def manifest(client_id):
+def manifest(client_id, **optional):
     piece = Piece("w", "F32", (0,), (4,), "0" * 64)
-    return UpdateManifest("ours", 1, client_id, 0, "1" * 64, 10, 1.0, (piece,), effective_steps=2.0).encode()
+    given = {"pieces": () if "parts" in optional else (piece,), **(optional or {"effective_steps": 2.0})}
+    return UpdateManifest("ours", 1, client_id, 0, "1" * 64, 10, 1.0, **given).encode()
 
 
 def messages(method, *, own):
@@ -446,9 +449,21 @@ def test_a_manifest_names_its_client_at_its_head():
     assert client_of(manifest("north").replace(b'"effective_steps":2.0,', b"")) == "north"
 
 
-@given(st.integers(0, 400), st.binary(max_size=3), st.integers(0, 4))
-def test_what_is_parsed_later_names_whom_the_guard_has_seen_and_no_other(start, put, left_out):
-    spoilt = bytearray(manifest("north"))
+OPTIONAL = {"normalizer": 2.0, "effective_steps": 2.0, "parts": (Part(4, 4, "2" * 64),), "attempt": 7}
+
+
+def test_a_manifest_names_its_client_whatever_else_it_has():
+    """A new key that sorts before the client's name would refuse every upload that has it."""
+    assert OPTIONAL.keys() == {each.name for each in fields(UpdateManifest) if each.default is not MISSING}
+    for count in range(len(OPTIONAL) + 1):
+        for names in combinations(OPTIONAL, count):
+            made = manifest("north", **({name: OPTIONAL[name] for name in names} or {"attempt": 0}))
+            assert client_of(made) == parse_update(made).client_id == "north"
+
+
+@given(st.integers(0, 400), st.binary(max_size=3), st.integers(0, 4), st.sampled_from([{}, {"attempt": 2}]))
+def test_what_is_parsed_later_names_whom_the_guard_has_seen_and_no_other(start, put, left_out, optional):
+    spoilt = bytearray(manifest("north", **optional))
     spoilt[start : start + left_out] = put
     try:
         parsed = parse_update(bytes(spoilt))

@@ -3,7 +3,7 @@
 import random
 
 from atoll.protocol.secure.messages import Agreement, Boxes, Gone, MemberKeys, Opening, Roster, SealedShares, Survivors
-from atoll.protocol.vocabulary import Fate, RejectReason, RoundId
+from atoll.protocol.vocabulary import Fate, LossReason, RejectReason, RoundId
 from atoll.server.rounds import events as ev
 from atoll.server.rounds import session_events as of_sessions
 from tests.server.rounds.secure_federation import KIND, SecureRun, fates
@@ -55,6 +55,44 @@ def test_a_member_whose_site_forbids_the_run_within_a_session_leaves_and_the_oth
         [(_, _, members)] = run.opened
         assert (victim in members) == (stage in (Survivors, Opening))
         assert {*members} >= {*run.sites} - {victim}
+
+
+def test_a_member_whose_certificate_is_revoked_within_a_session_is_lost_and_the_others_open_their_sum():  # 49
+    """The coordinator tells it nothing more, and takes nothing more from it; what it had masked by then stays."""
+    for seed in SEEDS:
+        draw = random.Random(f"revoked {seed}")
+        run = SecureRun(draw.randint(5, 9), draw, rounds=2)
+        victim, stage = draw.choice([*run.sites]), draw.choice([Roster, Boxes, Survivors, Opening])
+        asked, told, upload, gone, accepted = run.at_site, run.send, run.upload, [], []
+
+        def at_site(effect, run=run, victim=victim, stage=stage, asked=asked, gone=gone):
+            asked(effect)
+            is_told = isinstance(effect, of_sessions.TellMember) and effect.client_id == victim
+            if is_told and isinstance(effect.question, stage) and not gone:
+                run.post(ev.ClientLost(victim, LossReason.REVOKED))  # while its answer is on the way
+                gone.append(victim)
+
+        def send(effect, told=told, gone=gone):
+            assert effect.client_id not in gone, "a revoked client is asked nothing"
+            told(effect)
+
+        def uploaded(name, number, run=run, victim=victim, upload=upload, gone=gone, accepted=accepted):
+            before = not gone
+            upload(name, number)
+            if name == victim and run.machine.record_of(RoundId(number)).clients[name].digest is not None:
+                accepted.append(before)
+
+        run.at_site, run.send, run.upload = at_site, send, uploaded
+        assert run.run()
+        first, second = (run.machine.ledger.past[RoundId(number)] for number in (1, 2))
+        assert accepted in ([], [True]), "no update of a revoked client is accepted"
+        [(_, _, members), (_, _, later)] = run.opened
+        assert (victim in members) == bool(accepted) == (stage in (Survivors, Opening))
+        assert {*members} >= {*run.sites} - {victim}
+        assert victim not in later
+        assert victim not in fates(second)
+        if not accepted:
+            assert (fates(first)[victim], first.clients[victim].reason) == (Fate.LOST, LossReason.REVOKED)
 
 
 def test_messages_of_a_client_that_is_no_member_change_nothing():  # 58

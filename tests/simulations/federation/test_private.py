@@ -1,5 +1,7 @@
 """Simulated private runs: the same budget as a deployed one, marked as no guarantee."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -71,6 +73,7 @@ def test_a_run_that_protects_examples_ends_by_its_budget_also_in_secure_sums(tmp
     assert run.privacy is not None
     assert (run.privacy["unit"], run.privacy["uses"], run.privacy["clients_with_budget"]) == ("example", 12, 0)
     assert "each site adds the noise of its own examples" in run.privacy["sentence"]
+    assert run.privacy["epsilon"] == found[-1]["epsilon"], "one number in the rounds and in the guarantee"
 
 
 def test_the_simulated_noise_of_examples_is_in_the_version_and_the_same_again(tmp_path):
@@ -166,3 +169,26 @@ def test_a_cohort_whose_noise_the_sums_cannot_have_is_refused(case, tmp_path):
         simulate(tmp_path / "run", "simulation.noise_cohort_size=9", *settings)
     assert len(caught.value.faults) == 1
     assert not (tmp_path / "run" / "rounds.jsonl").exists()
+
+
+def test_every_value_of_a_version_has_noise_of_its_own(tmp_path):
+    noise, _ = noise_of(tmp_path / "run")
+    assert np.count_nonzero(noise) == noise.size
+    assert len(np.unique(noise)) > 0.99 * noise.size
+    lag = np.corrcoef(noise[:-1], noise[1:])[0, 1]
+    assert abs(lag) < 5 / math.sqrt(noise.size)
+
+
+def test_updates_are_clipped_and_not_the_weights(tmp_path):
+    """The weights are longer than the clip norm, the updates shorter: nothing is scaled down."""
+    plain = ("rounds=1", "round.cohort_size=4", 'aggregation.weighting="uniform"', 'simulation.engine="sequential"')
+    private = ("privacy.epsilon=1e9", "privacy.delta=1e-6", "privacy.clip_norm=1.0", "privacy.noise_multiplier=1e-3")
+    moved = {}
+    for name, settings in (("plain", plain), ("private", plain + private)):
+        simulate(tmp_path / name, *settings, "local.lr=0.01", task="tests/simulations/federation/wide_task.py:task")
+        first, second = (model(tmp_path / name, version)["weight"] for version in (0, 1))
+        assert np.linalg.norm(first) > 1.5
+        moved[name] = second - first
+    assert 0.1 < np.linalg.norm(moved["plain"]) < 0.9
+    noise = 1e-3 * math.sqrt(moved["plain"].size) / 4
+    assert np.linalg.norm(moved["private"] - moved["plain"]) < 1.2 * noise

@@ -241,7 +241,12 @@ contents = st.one_of(
         numbers,
         st.builds(work, st.integers(0, 2**40), texts, texts),
         st.builds(
-            charge, numbers, texts, st.sampled_from(["client", "example"]), st.floats(1e-9, 1.0), st.integers(1, 99)
+            charge,
+            st.floats(1e-3, 1e9),
+            texts,
+            st.sampled_from(["client", "example"]),
+            st.floats(1e-9, 1.0),
+            st.integers(1, 99),
         ),
     ),
     st.builds(Left, numbers, st.integers(1, 2**40), texts),
@@ -256,9 +261,7 @@ def test_a_text_of_an_entry_is_read_as_the_entry(content: Any, name: str) -> Non
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
-@given(
-    content=contents, at=st.integers(0, 500), letter=st.characters(max_codepoint=127), kind=st.sampled_from([*KINDS])
-)
+@given(content=contents, at=st.integers(0, 500), letter=st.characters(), kind=st.sampled_from([*KINDS]))
 def test_another_text_is_another_entry_or_none(content: Any, at: int, letter: str, kind: str) -> None:
     text = text_of(content)
     changed = text[: at % len(text)] + letter + text[at % len(text) + 1 :]
@@ -267,6 +270,22 @@ def test_another_text_is_another_entry_or_none(content: Any, at: int, letter: st
     except ManifestError:
         return
     assert (text_of(found.content), found.kind) == (changed, kind)
+
+
+@pytest.mark.parametrize("letter", ["\xe9", "\u2003", "\udcad", "\U0001f600"])
+def test_a_letter_that_no_entry_has_is_not_read_as_another_one(letter: str) -> None:
+    text = text_of(Left(1.0, 2, "what?"))
+    assert read_entry("left", "d", text).content == Left(1.0, 2, "what?")
+    with pytest.raises(ManifestError, match="in ASCII"):
+        read_entry("left", "d", text.replace("?", letter))
+
+
+@pytest.mark.parametrize(("noise", "rate"), [(1e-308, 1.0), (9e-4, 0.5), (1e10, 0.5), (1.0, 1e-10)])
+def test_steps_that_no_account_can_count_are_no_entry(noise: float, rate: float) -> None:
+    """Their noise multiplier was squared to 0, so that the agent died of a division."""
+    content = Charged(1.0, work(), charge(noise, unit="example", rate=rate))
+    with pytest.raises(ManifestError, match=r"entry charged.steps"):
+        read_entry("charged", "d", text_of(content))
 
 
 @given(kind=st.one_of(st.none(), st.binary(), texts), text=st.one_of(st.none(), st.binary(), st.text(max_size=60)))

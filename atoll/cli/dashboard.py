@@ -1,0 +1,77 @@
+"""`atoll dashboard`: runs, rounds, sites and members as pages in a browser."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.cli.command import if_stopped
+from atoll.cli.printing import note, say
+from atoll.operations.faults import CommandError
+
+NEEDED = ("starlette", "uvicorn", "jinja2", "anyio")
+"""The packages of the extra `dashboard`."""
+
+LINK = "link"
+
+Places = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[PLACE ...]",
+        help="Coordinators' state directories, HOST:PORT of a joined coordinator, URLs of databases, and folders of "
+        "simulations or sweeps, searched two levels deep; by default those of this folder. The word `link` alone "
+        "prints another link to a dashboard that runs.",
+    ),
+]
+Listen = Annotated[
+    str,
+    typer.Option(
+        "--listen", metavar="HOST:PORT", help="Address on loopback; port 0: a free one; by default 127.0.0.1:7080."
+    ),
+]
+Open = Annotated[bool, typer.Option("--open", help="Open the link in this user's browser.")]
+
+
+def dashboard(places: Places = None, listen: Listen = "", open_: Open = False) -> None:
+    """Show runs, rounds, sites and members as pages in a browser. It reads, and changes nothing.
+
+    It prints a link that opens a session once, within ten minutes; `atoll dashboard link` prints another one. Every
+    page is also JSON, at the same address with `.json` at its end. The process has a low priority, and ends with a
+    signal.
+    """
+    if_stopped("before it listened")
+    _check_packages()
+    from atoll.dashboard import listener
+    from atoll.interface.errors import AtollError
+
+    try:
+        if places == [LINK] and not Path(LINK).exists():
+            say(listener.another_link(listen, listener.runtime_folder(), time.time()))
+            return
+        _serve(places or [], listen or listener.DEFAULT, open_=open_)
+    except AtollError as error:
+        raise CommandError(*error.faults) from None
+
+
+def _check_packages() -> None:
+    """Check that the packages of the extra are installed; raises CommandError."""
+    from importlib.util import find_spec
+
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise CommandError(
+            f"atoll dashboard needs {', '.join(missing)}, which this Python lacks: pip install 'atoll[dashboard]'"
+        )
+
+
+def _serve(places: list[str], listen: str, *, open_: bool) -> None:
+    from atoll.dashboard.process import serve
+    from atoll.protocol.signals import call_at_end
+
+    def ready(address: str, link: str) -> None:
+        note(f"the pages are at {address}; this link opens a session, once, within ten minutes:")
+        say(link)
+        if open_:
+            typer.launch(link)
+
+    serve(places, listen, ready=ready, ends=lambda end: call_at_end(end, "stopped by %s: the dashboard ends"))

@@ -1,0 +1,170 @@
+"""The place at which a dashboard listens, and the file by which its owner makes further links."""
+
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from atoll.dashboard.access import LOGIN, new_token
+from atoll.interface.errors import AtollError
+
+DEFAULT = "127.0.0.1:7080"
+
+TUNNEL = "use a tunnel: ssh -L 7080:127.0.0.1:7080 HOST, with `atoll dashboard` on HOST"
+
+_PLACE = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[0-9A-Za-z.-]+):(?P<port>[0-9]{1,5})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Listener:
+    """An address on loopback.
+
+    Args:
+        host: 127.0.0.1, another address of 127.0.0.0/8, or ::1.
+        port: the port; 0: a free one.
+    """
+
+    host: str
+    port: int
+
+    @property
+    def netloc(self) -> str:
+        """The address as a URL has it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == 80 else f"{host}:{self.port}"
+
+    @property
+    def hosts(self) -> set[str]:
+        """The values of `Host` that name it: a name that resolves to loopback is another page's (DNS rebinding)."""
+        return {self.netloc, self.netloc.replace(self.netloc.removesuffix(f":{self.port}"), "localhost", 1)}
+
+    @property
+    def cookie(self) -> str:
+        """The name of its cookie: browsers keep one jar for all ports of a host."""
+        return f"atoll-{self.port}"
+
+    def url(self, token: str) -> str:
+        """Return the link with a token."""
+        return f"http://{self.netloc}{LOGIN}?t={token}"
+
+
+def listener_of(text: str) -> Listener:
+    """Return the address that `--listen` names.
+
+    Raises:
+        AtollError: it is no address, or not on loopback; the message says what is allowed.
+    """
+    if text.startswith("unix:"):
+        raise AtollError(
+            f"--listen: got {text!r}; allowed: an address on loopback, such as {DEFAULT}: a Unix socket behind a proxy "
+            f"needs the names of its users, which this version does not read; {TUNNEL}"
+        )
+    found = _PLACE.fullmatch(text)
+    if found is None or int(found["port"]) > 65535:
+        raise AtollError(f"--listen: got {text!r}; allowed: HOST:PORT on loopback, such as {DEFAULT}, port 0..65535")
+    host = "127.0.0.1" if found["host"] == "localhost" else found["host"].strip("[]")
+    try:
+        is_loopback = ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        raise AtollError(
+            f"--listen: got {text!r}; allowed: an address on loopback, such as {DEFAULT}: other interfaces need TLS "
+            f"and client certificates, which this version does not serve; {TUNNEL}"
+        )
+    return Listener(host, int(found["port"]))
+
+
+def bound(listener: Listener) -> tuple[socket.socket, Listener]:
+    """Return the listening socket, and the address with its port.
+
+    Raises:
+        AtollError: the port is in use, or the address does not exist here.
+    """
+    family = socket.AF_INET6 if ":" in listener.host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((listener.host, listener.port))
+    except OSError as error:
+        found.close()
+        why = error.strerror or str(error)
+        raise AtollError(
+            f"--listen: got {listener.netloc!r}: {why}; name another port, or 0 for a free one (if a dashboard listens "
+            "there already, `atoll dashboard link` prints a link)"
+        ) from None
+    return found, Listener(listener.host, found.getsockname()[1])
+
+
+def runtime_folder() -> Path:
+    """Return the folder of the files of running dashboards, which its owner alone can read; it is made.
+
+    Raises:
+        AtollError: it belongs to another user, or cannot be made.
+    """
+    place = os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("XDG_CACHE_HOME")
+    try:
+        folder = (Path(place) if place else Path.home() / ".cache") / "atoll" / "dashboards"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    except (OSError, RuntimeError) as error:
+        raise AtollError(
+            f"the folder of running dashboards cannot be made: {error}: set XDG_RUNTIME_DIR to a folder of yours"
+        ) from None
+    return folder
+
+
+@contextmanager
+def announced(listener: Listener, key: bytes, folder: Path) -> Iterator[None]:
+    """Leave the key of links in a file for the owner of this process, as long as the block runs.
+
+    Args:
+        listener: where this process listens.
+        key: the key that signs links.
+        folder: the folder of these files.
+    """
+    path = folder / f"{listener.host.replace(':', '_')}-{listener.port}.json"
+    document = {"pid": os.getpid(), "host": listener.host, "port": listener.port, "key": key.hex()}
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        json.dump(document, file)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+
+
+def another_link(listen: str, folder: Path, now: float) -> str:
+    """Return another link to a running dashboard of this user.
+
+    Args:
+        listen: its address; empty: the only one that runs.
+        folder: the folder of the files of running dashboards.
+        now: the time [s since the epoch].
+
+    Raises:
+        AtollError: none runs, or several do and none is named.
+    """
+    running = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found = json.loads(path.read_text("utf-8"))
+            os.kill(int(found["pid"]), 0)
+            running[Listener(str(found["host"]), int(found["port"]))] = bytes.fromhex(found["key"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    wanted = listener_of(listen) if listen else None
+    chosen = [one for one in running if wanted in (None, one)]
+    if len(chosen) == 1:
+        return chosen[0].url(new_token(running[chosen[0]], now))
+    listed = ", ".join(one.netloc for one in running) or "none"
+    if chosen:
+        raise AtollError(f"several dashboards of yours run here ({listed}): name one with --listen HOST:PORT")
+    where = f" at {listen}" if listen else ""
+    raise AtollError(f"no dashboard of yours runs here{where} (running: {listed}): start one with `atoll dashboard`")

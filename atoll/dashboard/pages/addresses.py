@@ -1,0 +1,49 @@
+"""The addresses of the pages: names are escaped in paths and queries, so any name has a page."""
+
+from urllib.parse import quote, urlencode
+
+TABS = (
+    ("", "Run"),
+    ("rounds", "Rounds"),
+    ("sites", "Sites"),
+    ("versions", "Versions"),
+    ("policy", "Policy"),
+)
+"""The pages of a deployed run: the end of each address, and its name."""
+
+
+def of_run(place: int, run: str, page: str = "", **query: object) -> str:
+    """Return the address of a page of a run.
+
+    Args:
+        place: the number of the place.
+        run: the id of the run, or the folder of a simulation.
+        page: the end of the address, such as `rounds/3`; empty: the run.
+        query: what follows; empty values are left out.
+    """
+    path = f"/runs/{place}/{segment(run)}" + (f"/{page}" if page else "")
+    given = {name: value for name, value in query.items() if value not in ("", None, False)}
+    return path + (f"?{urlencode(given)}" if given else "")
+
+
+def segment(name: str) -> str:
+    """Return a name as one segment of a path: with the escapes of RFC 6901, section 3, for slashes; `~` is `.`."""
+    escaped = name.replace("~", "~0").replace("/", "~1")
+    return quote("~" if name == "." else escaped, safe="~@")
+
+
+def name_in(segment: str) -> str:
+    """Return the name in a segment that the server has unescaped."""
+    return "." if segment == "~" else segment.replace("~1", "/").replace("~0", "~")
+
+
+def trail(place: int, label: str, run: str = "") -> list[tuple[str, str]]:
+    """Return the pages above a page: all runs, the place, and the run."""
+    above = [("Runs", "/"), (label, f"/?place={place}")]
+    return [*above, (run, of_run(place, run))] if run else above
+
+
+def tabs(place: int, run: str, *, has_members: bool = True) -> list[tuple[str, str]]:
+    """Return the pages beside a page of a deployed run."""
+    found = [(name, of_run(place, run, page)) for page, name in TABS]
+    return [*found, ("Members", f"/members/{place}")] if has_members else found

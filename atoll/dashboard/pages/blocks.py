@@ -1,0 +1,241 @@
+"""The blocks of a page: facts, tables, sentences, curves, bars, and a grid of fates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from atoll.dashboard.charts import Bars, Chart
+from atoll.ground.printable import printable, printable_size
+
+TEXT_MAX = 400
+"""Largest number of characters of a cell; the rest is left out, as `…` says."""
+
+GLYPHS = {
+    "reported": "✓",
+    "counted": "✓",
+    "committed": "✓",
+    "finished": "✓",
+    "member": "✓",
+    "joined": "…",
+    "waiting": "…",
+    "selecting": "…",
+    "collecting": "…",
+    "securing": "…",
+    "aggregating": "…",
+    "running": "▸",
+    "paused": "‖",
+    "pausing": "‖",
+    "queued": "…",
+    "invited": "…",
+    "late": "◷",
+    "straggler": "◷",
+    "carried": "↷",
+    "released": "–",
+    "failed": "✗",
+    "abandoned": "✗",
+    "stopped": "✗",
+    "unreadable": "✗",
+    "interrupted": "‖",
+    "refused": "⊘",
+    "revoked": "⊘",
+    "lost": "⌁",
+    "lapsed": "◷",
+}
+"""A sign for each state, so that no state is told by its colour alone."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Args:
+        text: its text, on one line.
+        href: the address of a page about it; empty: none.
+        mark: the state that gives it sign and colour; empty: none.
+    """
+
+    text: str
+    href: str = ""
+    mark: str = ""
+
+    @property
+    def glyph(self) -> str:
+        """The sign of its state."""
+        return GLYPHS.get(self.mark, "")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names with a value each."""
+
+    title: str
+    rows: Sequence[tuple[str, Cell]]
+    kind: Literal["facts"] = "facts"
+
+
+@dataclass(frozen=True)
+class Field:
+    """An input of a form that narrows a list.
+
+    Args:
+        name: its name in the address.
+        label: its label.
+        value: its present value.
+        choices: the allowed values; empty: any text.
+    """
+
+    name: str
+    label: str
+    value: str
+    choices: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class TableBlock:
+    """A table.
+
+    Args:
+        title: its title.
+        columns: the heads of its columns.
+        rows: its rows, whose first cell names the row.
+        note: a sentence below it, such as what is left out; empty: none.
+        empty: the sentence in its place, where there are no rows.
+        links: other pages of it: their text and address.
+        fields: the form that narrows it.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
+    empty: str = "none"
+    links: Sequence[tuple[str, str]] = ()
+    fields: Sequence[Field] = ()
+    kind: Literal["table"] = "table"
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Sentences, or the lines of a log."""
+
+    title: str
+    lines: Sequence[str]
+    is_log: bool = False
+    note: str = ""
+    kind: Literal["sentences"] = "sentences"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text of several lines, folded until a click."""
+
+    title: str
+    text: str
+    kind: Literal["text"] = "text"
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Pictures of curves, one for each metric."""
+
+    title: str
+    charts: Sequence[Chart]
+    note: str = ""
+    kind: Literal["curves"] = "curves"
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A bar for each client of a round."""
+
+    title: str
+    bars: Bars
+    note: str = ""
+    kind: Literal["timeline"] = "timeline"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The fates of clients by round.
+
+    Args:
+        title: its title.
+        rounds: the numbers of the rounds.
+        rows: for each client its name and its fate in each round; an empty cell: it was not invited.
+        note: what is left out; empty: nothing.
+    """
+
+    title: str
+    rounds: Sequence[Cell]
+    rows: Sequence[tuple[Cell, Sequence[Cell]]]
+    note: str = ""
+    kind: Literal["grid"] = "grid"
+
+
+Block = Facts | TableBlock | Sentences | Text | Curves | Timeline | Grid
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page.
+
+    Args:
+        title: its title.
+        trail: the pages above it: their text and address.
+        tabs: the pages beside it: their text and address.
+        blocks: its contents.
+        run: the key of the run whose news change it; empty: none.
+    """
+
+    title: str
+    blocks: Sequence[Block]
+    trail: Sequence[tuple[str, str]] = ()
+    tabs: Sequence[tuple[str, str]] = ()
+    run: str = ""
+    lead: str = field(default="")
+
+
+def cell(value: Any, href: str = "", mark: str = "") -> Cell:
+    """Return a plain value as a cell: on one line, in printable characters, `-` for none."""
+    return Cell(shown(value), href, mark)
+
+
+def shown(value: Any) -> str:
+    """Return a plain value as a text on one line, in printable characters, of at most `TEXT_MAX` of them."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = printable(" ".join(str(value).split()))
+    return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"
+
+
+def state_cell(state: str, href: str = "") -> Cell:
+    """Return a state with its sign and colour."""
+    return Cell(shown(state), href, state if state in GLYPHS else "")
+
+
+def size(num_bytes: Any) -> Cell:
+    """Return a number of bytes for a person."""
+    return Cell("-" if num_bytes is None else printable_size(int(num_bytes)))
+
+
+def instant(at: Any) -> Cell:
+    """Return an instant [s since the epoch] as date and time in UTC, which is the same for every reader."""
+    return Cell("-" if not at else datetime.fromtimestamp(float(at), UTC).strftime("%Y-%m-%d %H:%M:%S UTC"))
+
+
+def duration(seconds: Any) -> Cell:
+    """Return a duration in seconds, from 600 s on in minutes."""
+    if seconds is None:
+        return Cell("-")
+    return Cell(f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.0f} min")
+
+
+def fates_of(grid: Grid) -> list[Cell]:
+    """Return the different fates in a grid, for its key."""
+    every = (fate for _, fates in grid.rows for fate in fates if fate.mark)
+    return list({fate.mark: fate for fate in every}.values())

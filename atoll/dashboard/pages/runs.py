@@ -1,0 +1,131 @@
+"""The page of all runs, and the members of a coordinator."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.dashboard.pages import addresses
+from atoll.dashboard.pages.blocks import Block, Cell, Field, Page, Sentences, TableBlock, cell, instant, state_cell
+from atoll.ground.printable import count_of
+
+Row = Mapping[str, Any]
+
+ROWS_MAX = 1_000
+"""Largest number of rows of a table."""
+
+STATES = ("running", "waiting", "queued", "paused", "finished", "failed", "stopped", "interrupted")
+
+
+@dataclass(frozen=True)
+class OfPlace:
+    """The runs of a place.
+
+    Args:
+        number: the number of the place.
+        label: its name.
+        kind: `deployed` or `simulated`.
+        rows: its runs, as `atoll run list --json`, the newest last.
+        fault: why there are none; empty: it could be read.
+    """
+
+    number: int
+    label: str
+    kind: str
+    rows: Sequence[Row] = field(default=())
+    fault: str = ""
+
+
+def runs(places: Sequence[OfPlace], *, state: str = "", text: str = "") -> Page:
+    """Return the page of all runs, the newest first.
+
+    Args:
+        places: the places.
+        state: the state of the shown runs; empty: any.
+        text: a part of their names, tasks and causes, in either case; empty: any.
+    """
+    blocks: list[Block] = []
+    for place in places:
+        fields = [Field("state", "state", state, STATES), Field("text", "text", text)]
+        if place.fault:
+            blocks.append(Sentences(place.label, [place.fault]))
+            continue
+        wanted = [row for row in reversed(place.rows) if _counts(row, state, text)]
+        left_out = len(wanted) - ROWS_MAX
+        blocks.append(
+            TableBlock(
+                place.label,
+                ("run", "state", "version", "of", "task", "created", "cause or wait"),
+                [_row(place, row) for row in wanted[:ROWS_MAX]],
+                f"{count_of(left_out, 'older run')} left out: narrow by state or text" if left_out > 0 else "",
+                "no run here yet" if not place.rows else "no such run",
+                [("Members", f"/members/{place.number}")] if place.kind == "deployed" else [],
+                fields,
+            )
+        )
+    notices = [f"{place.label}: {said}" for place in places for said in _notices(place.rows)]
+    if notices:
+        blocks.insert(0, Sentences("Notices", notices))
+    return Page("Runs", blocks)
+
+
+def members(place: int, label: str, rows: Sequence[Row], *, role: str = "", standing: str = "", text: str = "") -> Page:
+    """Return the page of the members of a coordinator.
+
+    Args:
+        place: the number of the place.
+        label: its name.
+        rows: the members, as `atoll client members --json`.
+        role: the role of the shown ones; empty: any.
+        standing: the standing of the shown ones; empty: any.
+        text: a part of their names, in either case; empty: any.
+    """
+    roles, standings = (sorted({str(row[name]) for row in rows}) for name in ("role", "standing"))
+    wanted = [
+        row
+        for row in rows
+        if role in ("", row["role"]) and standing in ("", row["standing"]) and text.lower() in row["name"].lower()
+    ]
+    left_out = len(wanted) - ROWS_MAX
+    table = TableBlock(
+        "Members",
+        ("name", "role", "standing", "since", "certificate until"),
+        [
+            (
+                *(cell(row["name"]), cell(row["role"]), state_cell(str(row["standing"]))),
+                *(instant(row["since"]), instant(row["expires_at"])),
+            )
+            for row in wanted[:ROWS_MAX]
+        ],
+        f"{count_of(left_out, 'member')} left out: narrow by role, standing or name" if left_out > 0 else "",
+        "no such member" if rows else "no member yet; invite one: atoll client invite NAME",
+        (),
+        [
+            Field("role", "role", role, roles),
+            Field("standing", "standing", standing, standings),
+            Field("text", "name", text),
+        ],
+    )
+    return Page("Members", [table], addresses.trail(place, label))
+
+
+def _counts(row: Row, state: str, text: str) -> bool:
+    words = " ".join(str(row.get(name) or "") for name in ("run", "name", "task", "cause"))
+    return state in ("", row["state"]) and text.lower() in words.lower()
+
+
+def _row(place: OfPlace, row: Row) -> list[Cell]:
+    exchanges = row.get("exchanges")
+    return [
+        cell(row["run"], addresses.of_run(place.number, row["run"])),
+        state_cell(row["state"]),
+        cell(row["version"] if exchanges is None else count_of(exchanges, "exchange")),
+        cell(row["rounds"] if exchanges is None else None),
+        cell(row["task"]),
+        instant(row["created_at"]),
+        cell(row["cause"]),
+    ]
+
+
+def _notices(rows: Sequence[Row]) -> list[str]:
+    said = (sentence for row in rows for sentence in (*row.get("clocks", ()), *row.get("notices", ())))
+    return list(dict.fromkeys(map(str, said)))

@@ -1,0 +1,113 @@
+"""The places that have runs: a coordinator, near or far, and a folder of simulations."""
+
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from atoll.interface.arguments import folder_of
+from atoll.interface.deployed import Federation, connect
+from atoll.interface.errors import AtollError, one_error
+from atoll.interface.simulated import SimulatedRun
+from atoll.operations.place import STATE, is_elsewhere
+
+DEPTH = 2
+"""The levels below a folder at which simulations are looked for."""
+
+FOLDERS_MAX = 10_000
+"""The largest number of folders in which simulations are looked for."""
+
+ROUNDS = "rounds.jsonl"
+"""The file that a folder of a simulated run has."""
+
+
+class Simulations:
+    """The simulated runs in a folder and at most two levels below it, sweeps' included.
+
+    Args:
+        folder: the folder.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = folder_of("folder", folder)
+
+    @property
+    def names(self) -> list[str]:
+        """The runs by their folders, relative to this one, in the order of their names; `.`: this one."""
+        return sorted(self._found(self.folder, "", DEPTH))
+
+    def run(self, name: str) -> SimulatedRun:
+        """Return a run by the name that `names` has.
+
+        Raises:
+            AtollError: there is no such run.
+        """
+        parts = Path(name).parts
+        if name != "." and (len(parts) > DEPTH or ".." in parts or Path(name).is_absolute()):
+            raise AtollError(f"run: got {name!r}; allowed: a folder at most {DEPTH} levels below {self.folder}")
+        if not (self.folder / name / ROUNDS).is_file():
+            raise AtollError(f"{self.folder} has no simulated run {name!r}: there is no {ROUNDS} in that folder")
+        return SimulatedRun(self.folder / name)
+
+    def _found(self, folder: Path, name: str, depth: int) -> Iterator[str]:
+        """Yield the names of the runs in a folder and below it; a run's own folders are not looked into."""
+        if (folder / ROUNDS).is_file():
+            yield name or "."
+            return
+        if not depth:
+            return
+        try:
+            with os.scandir(folder) as entries:
+                some = islice(entries, FOLDERS_MAX)
+                inner = [one.name for one in some if one.is_dir(follow_symlinks=False)]
+        except OSError:
+            return  # of another user: it shows nothing
+        for each in inner:
+            yield from self._found(folder / each, f"{name}/{each}" if name else each, depth - 1)
+
+    def __repr__(self) -> str:
+        return f"Simulations({str(self.folder)!r})"
+
+
+@one_error()
+def place(where: str) -> Federation | Simulations:
+    """Return what a place has: a coordinator's state directory, its address, its database, or a folder of simulations.
+
+    Args:
+        where: the directory or folder, `HOST:PORT` of a coordinator that this person has joined, or the URL of a
+            PostgreSQL database.
+
+    Raises:
+        AtollError: it is none of these; the message says what it lacks.
+    """
+    from atoll.protocol.identity.join_code import is_address
+
+    if "://" in where:
+        return connect(database=where)
+    folder = folder_of("place", where)
+    if not folder.is_dir():
+        if is_address(where):
+            return connect(where)
+        raise AtollError(f"{where}: there is no such folder; {_ALLOWED}")
+    if (folder / "policy.db").is_file():
+        raise AtollError(
+            f"{where}: is an agent's state directory, whose pages are not built yet: use `atoll site list`"
+        )
+    if (folder / "state.db").is_file() or (folder / "database.json").is_file():
+        return connect(folder)
+    found = Simulations(folder)
+    if not found.names:
+        raise AtollError(f"{where}: has neither a coordinator's state nor a simulated run; {_ALLOWED}")
+    return found
+
+
+_ALLOWED = (
+    "allowed: a coordinator's state directory, HOST:PORT of one that you have joined, postgresql://USER@HOST/DATABASE, "
+    "or a folder with simulations"
+)
+
+
+def places_here() -> list[str]:
+    """Return the places of the current folder: the state directory or the joined coordinator, and the simulations."""
+    found = [str(STATE)] if STATE.is_dir() or is_elsewhere(STATE) else []
+    return [*found, *(["."] if Simulations(".").names else [])]

@@ -1,0 +1,46 @@
+"""Places to show: a run with an open round, a larger ended one, and simulations, one of them half-written."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from atoll.server.journal.state_directory import StateDirectory
+from benchmarks.views import build
+from tests.server.views.test_history import IN_ROUND_4, write_history
+
+HOSTILE = "<script>alert(1)</script>\u202eevil\0😀"
+
+
+@pytest.fixture(scope="session")
+def places(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Return the paths of two coordinators' state directories and a folder of simulations."""
+    folder = tmp_path_factory.mktemp("places")
+    with StateDirectory.open(folder / "state") as state:
+        write_history(state, IN_ROUND_4)
+    build(folder / "large", 1_200, 130)
+    _simulate(folder / "results" / "one", 3)
+    _simulate(folder / "results" / "sweep" / "a<b&c", 1)
+    (folder / "results" / "sweep" / "torn").mkdir()
+    (folder / "results" / "sweep" / "torn" / "rounds.jsonl").write_text('{"round": 1}\nno json\n{"round": 2}\n')
+    return [str(folder / name) for name in ("state", "large", "results")]
+
+
+def _simulate(folder: Path, rounds: int) -> None:
+    """Write what `atoll simulate` writes while it runs: the log of rounds, and the settings."""
+    folder.mkdir(parents=True)
+    (folder / "run.toml").write_text('name = "sim"\ntask = "task.py:task"\nrounds = 9\n')
+    with (folder / "rounds.jsonl").open("w") as log:
+        for number in range(1, rounds + 1):
+            line = {
+                **{"round": number, "version": number, "state": "committed", "why": "enough", "detail": HOSTILE},
+                **dict.fromkeys(("opened_s", "round_s", "virtual_s", "real_s"), 0.5 * number),
+                **dict.fromkeys(("invited", "reported"), 2),
+                **dict.fromkeys(("late", "lost", "failed", "refused", "stragglers", "released"), 0),
+                **{"counted": 2, "bytes_down": 10, "bytes_up": 10, "trainings": 2 * number},
+                **{"train": {"loss": 1 / number}, "server": {"loss": float("nan")}, "clients": {}},
+                **{"fates": {HOSTILE: "reported", "b": "failed"}, "steps": {HOSTILE: 2}},
+                **{"train_values": {HOSTILE: {"loss": 0.5}}, "client_values": {}},
+            }
+            log.write(json.dumps(line) + "\n")
+        log.write('{"round": 99, "torn')

@@ -1,0 +1,155 @@
+"""The bounds of pages: what is left out is said, with the way to it."""
+
+from typing import Any
+
+from atoll.dashboard.charts import CURVES_MAX
+from atoll.dashboard.pages import rounds, run, runs, sites, versions
+from atoll.dashboard.pages.blocks import Curves, Grid, Sentences, TableBlock, Timeline
+from atoll.dashboard.pages.runs import OfPlace
+from tests.dashboard.conftest import HOSTILE
+
+NAMES = [f"site-{number:05d}" for number in range(3_000)]
+
+
+def client(**other: Any) -> dict[str, Any]:
+    return {
+        **dict.fromkeys(("reason", "detail", "unused_because"), ""),
+        **dict.fromkeys(("download_seconds", "train_seconds", "upload_begun_at"), None),
+        **{"fate": "reported", "invited_at": 1.0, "fate_at": 5.0, "num_examples": 3, "num_bytes": 4},
+        **other,
+    }
+
+
+def record(clients: dict[str, Any]) -> dict[str, Any]:
+    told = [f"{name} ({one['fate']}): its update was accepted." for name, one in clients.items()]
+    return {
+        **dict.fromkeys(("linger_by", "grace_by")),
+        **{"round_id": 7, "phase": "committed", "opened_at": 0.0, "ended_at": 9.0, "deadline": 8.0},
+        **{"clients": clients, "sentences": ["Round 7 was committed.", *told], "training": {}},
+    }
+
+
+def blocks_of(page: Any, kind: type) -> list[Any]:
+    return [block for block in page.blocks if isinstance(block, kind)]
+
+
+def test_a_round_of_thousands_shows_the_troubled_first() -> None:
+    clients = {name: client() for name in NAMES} | {"zoe": client(fate="lost", reason="silent")}
+    page = rounds.round_(1, "state", "r", record(clients), 10.0)
+    (told,), (bars,), (fates,) = (blocks_of(page, kind) for kind in (Sentences, Timeline, TableBlock))
+    assert [*told.lines] == ["Round 7 was committed.", "zoe (lost): its update was accepted."]
+    assert told.note.startswith("3000 sentences left out")
+    assert [row[0].text for row in fates.rows][:2] == ["zoe", NAMES[0]]
+    assert len(fates.rows) == 1_000
+    assert fates.note == "2001 sites left out: /runs/1/r/rounds/7.json has all"
+    assert len(bars.bars.bars) == 50
+    assert bars.note == "2951 sites left out: the table has them"
+
+
+def test_a_small_round_is_told_whole() -> None:
+    page = rounds.round_(1, "state", "r", record({"a": client(), HOSTILE: client()}), 10.0)
+    (told,) = blocks_of(page, Sentences)
+    assert len(told.lines) == 3
+    assert told.note == ""
+
+
+def test_the_parts_of_a_bar_are_the_times_of_its_client() -> None:
+    one = client(invited_at=1.0, download_seconds=1.0, train_seconds=2.0, upload_begun_at=4.5, fate_at=6.0)
+    (bars,) = blocks_of(rounds.round_(1, "state", "r", record({"a": one}), 10.0), Timeline)
+    parts = [(part.kind, part.text) for part in bars.bars.bars[0].parts]
+    assert parts == [
+        ("wait", "wait 1.00 s"),
+        ("download", "download 1.00 s"),
+        ("train", "train 2.00 s"),
+        ("wait", "wait 0.50 s"),
+        ("upload", "upload 1.50 s"),
+    ]
+
+
+def test_clocks_that_jump_and_open_rounds_have_bars() -> None:
+    odd = {
+        "back": client(invited_at=5.0, fate_at=2.0, download_seconds=9.0),
+        "open": client(fate="joined", fate_at=None, train_seconds=1e9),
+        "early": client(upload_begun_at=0.5),
+    }
+    page = rounds.round_(1, "state", "r", record(odd) | {"ended_at": None, "phase": "collecting"}, 10.0)
+    (bars,) = blocks_of(page, Timeline)
+    assert all(part.width > 0 for bar in bars.bars.bars for part in bar.parts)
+
+
+def test_the_grid_has_the_troubled_first_and_says_what_it_leaves_out() -> None:
+    clients = {name: {"1": "reported", "2": "reported"} for name in NAMES} | {"zoe": {"2": "lost"}}
+    found = run.grid(1, "r", {"rounds": [1, 2], "clients": clients})
+    assert isinstance(found, Grid)
+    assert [name.text for name, _ in found.rows][:2] == ["zoe", NAMES[0]]
+    assert [fate.mark for fate in found.rows[0][1]] == ["", "lost"]
+    assert len(found.rows) == 100
+    assert found.note.startswith("2901 sites with fewer troubles left out")
+
+
+def test_two_hundred_metrics_are_fifty_curves() -> None:
+    metrics = {str(v): {"server": {f"m{n:03d}": 1.0 * v for n in range(200)}} for v in (1, 2)}
+    found = run.curves_of(metrics)
+    assert isinstance(found, Curves)
+    assert sum(len(chart.lines) for chart in found.charts) == CURVES_MAX
+    assert found.note.startswith("150 metrics left out")
+    assert run.curves_of({"1": {"server": {"m": None, "text": "x", "sums": [1, 2]}}}) is None
+
+
+def test_the_list_of_runs_and_of_members_has_a_thousand_rows() -> None:
+    row = {**dict.fromkeys(("name", "task", "cause", "exchanges", "created_at")), "state": "finished", "version": 1}
+    many = [row | {"run": f"r-{number}", "rounds": 3} for number in range(1_500)]
+    (table,) = runs.runs([OfPlace(1, "state", "deployed", many)]).blocks
+    assert isinstance(table, TableBlock)
+    assert [line[0].text for line in table.rows[:2]] == ["r-1499", "r-1498"]
+    assert len(table.rows) == 1_000
+    assert table.note.startswith("500 older runs left out")
+    members = [{"name": n, "role": "client", "standing": "member", "since": 1.0, "expires_at": None} for n in NAMES]
+    (table,) = runs.members(1, "state", members).blocks
+    assert isinstance(table, TableBlock)
+    assert (len(table.rows), table.note) == (1_000, "2000 members left out: narrow by role, standing or name")
+    (table,) = runs.members(1, "state", members, text="00042").blocks
+    assert isinstance(table, TableBlock)
+    assert [line[0].text for line in table.rows] == ["site-00042"]
+
+
+def test_a_place_that_cannot_be_read_says_why_and_hides_no_other() -> None:
+    page = runs.runs([OfPlace(1, "away", "deployed", fault="no answer"), OfPlace(2, "here", "simulated")])
+    assert [block.title for block in page.blocks] == ["away", "here"]
+    (told,) = blocks_of(page, Sentences)
+    assert [*told.lines] == ["no answer"]
+
+
+def test_a_version_has_at_most_twenty_metrics() -> None:
+    row = {
+        **{"version": 1, "created_at": 1.0, "kept": True, "best": False, "num_bytes": 1, "digest": "0" * 64},
+        **{"metrics": {"clients": {"z": 1.0}, "server": {f"m{n:02d}": 0.5 for n in range(30)}}},
+    }
+    document = {"run": "r", "settings": {"model": {"start": "run:other@3"}}, "version": 1}
+    facts, table = versions.versions(1, "state", document, [row], None, {}).blocks
+    assert isinstance(table, TableBlock)
+    assert "server/m19" in table.columns
+    assert "server/m20" not in table.columns
+    assert table.note.startswith("11 metrics left out")
+    assert "run:other@3" in str(facts)
+
+
+def test_a_site_that_no_run_knows_has_a_page() -> None:
+    nothing: dict[str, Any] = {"curves": {}, "not_shown": {}}
+    metrics = {"evaluation": nothing, "training": nothing | {"not_shown": {HOSTILE: "its policy merges metrics"}}}
+    page = sites.site(1, "state", "r", HOSTILE, None, [], {"rounds": [], "clients": {}}, metrics)
+    told = [line for block in blocks_of(page, Sentences) for line in block.lines]
+    assert told == ["no client of this run has this name", "training: its policy merges metrics"]
+    assert "\u202e" not in page.title
+
+
+def test_the_policy_counts_what_ended_the_rounds() -> None:
+    ends = [("committed", "enough")] * 3 + [("abandoned", "quorum")]
+    rows = [{"phase": phase, "reason": reason, "reported": 2, "lost": 1, "invited": 3} for phase, reason in ends]
+    document = {"run": "r", "settings": {"round": {"quorum": 2, "late": None}}}
+    page = rounds.policy(1, "state", document, rows)
+    of_ends, of_fates = blocks_of(page, TableBlock)
+    cells = [[cell.text for cell in row] for row in of_ends.rows]
+    assert cells == [["committed", "enough", "3", "75%"], ["abandoned", "quorum", "1", "25%"]]
+    cells = [[cell.text for cell in row] for row in of_fates.rows]
+    assert cells == [["reported", "8", "66.7%"], ["lost", "4", "33.3%"]]

@@ -1,0 +1,133 @@
+"""Links that work once, sessions, and the check of every request."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from atoll.dashboard import access
+from atoll.dashboard.access import HEADERS, LINK_S, SESSION_S, SESSIONS_MAX, Guard, Sessions, new_key, new_token
+
+HOSTS = {"127.0.0.1:7080", "localhost:7080"}
+
+
+def test_a_link_opens_one_session_once() -> None:
+    key = new_key()
+    sessions, token = Sessions(key), new_token(key, 100.0)
+    cookie = sessions.opened_by(token, 101.0)
+    assert cookie is not None
+    assert sessions.opened_by(token, 101.0) is None, "it was used"
+    assert sessions.opened_by(new_token(key, 100.0), 101.0) not in (None, cookie)
+    assert sessions.knows(cookie, 101.0 + SESSION_S - 1)
+    assert not sessions.knows(cookie, 101.0 + SESSION_S)
+    assert not sessions.knows("", 101.0)
+    assert not sessions.knows(cookie + "x", 101.0)
+
+
+@pytest.mark.parametrize("at", [100.0 + LINK_S, 1e12])
+def test_an_old_link_opens_none(at: float) -> None:
+    key = new_key()
+    assert Sessions(key).opened_by(new_token(key, 100.0), at) is None
+
+
+def test_a_forged_link_opens_none() -> None:
+    key = new_key()
+    token = new_token(key, 100.0)
+    nonce, until, signature = token.split(".")
+    forged = [
+        new_token(new_key(), 100.0),
+        f"{nonce}.{int(until) + 999}.{signature}",
+        f"x{nonce}.{until}.{signature}",
+        f"{nonce}.{until}.{signature[:-1]}",
+        f"{nonce}.{until}",
+        "",
+        "..",
+        "é\udc80.1.2",
+    ]
+    sessions = Sessions(key)
+    assert [sessions.opened_by(each, 101.0) for each in forged] == [None] * len(forged)
+    assert sessions.opened_by(token, 101.0) is not None
+
+
+def test_the_oldest_session_makes_room() -> None:
+    key = new_key()
+    sessions = Sessions(key)
+    cookies = [sessions.opened_by(new_token(key, 0.0), 1.0) or "" for _ in range(SESSIONS_MAX + 1)]
+    assert [sessions.knows(cookie, 2.0) for cookie in (cookies[0], cookies[1], cookies[-1])] == [False, True, True]
+
+
+def test_no_key_or_cookie_is_kept_as_it_was_given() -> None:
+    key = new_key()
+    sessions = Sessions(key)
+    cookie = sessions.opened_by(new_token(key, 0.0), 1.0)
+    assert cookie is not None
+    assert cookie not in str(vars(sessions))
+
+
+def answered(headers: dict[str, str], *, method: str = "GET", path: str = "/", knows: str = "") -> tuple[int, Any]:
+    """Return status and headers of the answer of a guard to one request."""
+    sent: list[dict[str, Any]] = []
+
+    class One(Sessions):
+        def knows(self, cookie: str, now: float) -> bool:
+            return cookie == knows
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"Cache-Control", b"public")]})
+        await send({"type": "http.response.body", "body": b"a page"})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers.items()],
+    }
+    guard = Guard(app, One(new_key()), HOSTS, lambda: 0.0, "atoll-7080")
+    asyncio.run(guard(scope, None, send))  # type: ignore[arg-type]
+    return sent[0]["status"], dict(sent[0]["headers"]) | {b"body": b"".join(one["body"] for one in sent[1:])}
+
+
+GOOD = {"host": "127.0.0.1:7080", "cookie": "other=1; atoll-7080=known"}
+
+
+@pytest.mark.parametrize(
+    ("change", "method", "status"),
+    [
+        ({}, "GET", 200),
+        ({}, "HEAD", 200),
+        ({"host": "LocalHost:7080"}, "GET", 200),
+        ({"origin": "http://127.0.0.1:7080"}, "GET", 200),
+        ({"cookie": "atoll-7080=other"}, "GET", 403),
+        ({"cookie": "atoll-7081=known"}, "GET", 403),
+        ({"cookie": ""}, "GET", 403),
+        ({"cookie": "atoll-7080"}, "GET", 403),
+        ({"host": "evil.example:7080"}, "GET", 403),
+        ({"host": "127.0.0.1"}, "GET", 403),
+        ({"host": "127.0.0.1:7081"}, "GET", 403),
+        ({"host": ""}, "GET", 403),
+        ({"origin": "http://evil.example"}, "GET", 403),
+        ({"origin": "null"}, "GET", 403),
+        ({"origin": "https://127.0.0.1:7080"}, "GET", 403),
+        *(({}, method, 403) for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")),
+    ],
+)
+def test_a_request_needs_host_origin_session_and_get(change: dict[str, str], method: str, status: int) -> None:
+    found, headers = answered(GOOD | change, method=method, knows="known")
+    assert found == status
+    assert {name.decode(): value.decode() for name, value in headers.items()}.items() >= HEADERS.items()
+    assert (headers[b"body"] == b"a page") == (status == 200)
+
+
+def test_the_login_needs_no_session_and_still_a_host() -> None:
+    assert answered({"host": "127.0.0.1:7080"}, path=access.LOGIN)[0] == 200
+    assert answered({"host": "evil.example"}, path=access.LOGIN)[0] == 403
+
+
+def test_no_style_and_no_script_is_inline() -> None:
+    policy = HEADERS["content-security-policy"]
+    assert "unsafe" not in policy
+    assert policy.startswith("default-src 'none'")
+    assert "http" not in policy

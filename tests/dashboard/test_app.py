@@ -1,0 +1,228 @@
+"""Every page at its address: whole without scripts, JSON beside it, and closed to all who have no session."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from starlette.testclient import TestClient
+
+from atoll.dashboard.access import HEADERS, Sessions, new_key, new_token
+from atoll.dashboard.app import PAGES, Dashboard
+from atoll.dashboard.sources import sources
+from atoll.protocol.paging import Paging
+from atoll.server.views.history import History
+from atoll.server.views.views import View, look
+from tests.dashboard.conftest import HOSTILE
+
+HOST = "127.0.0.1:7080"
+DEPLOYED = "/runs/1/r"
+WALKED = [
+    "/",
+    "/?place=2&state=finished&text=MANY",
+    DEPLOYED,
+    f"{DEPLOYED}/rounds",
+    f"{DEPLOYED}/rounds?state=committed&count=1",
+    f"{DEPLOYED}/rounds/1",
+    f"{DEPLOYED}/rounds/4",
+    f"{DEPLOYED}/sites",
+    f"{DEPLOYED}/sites?prefix=a&count=1",
+    f"{DEPLOYED}/site?name=c",
+    f"{DEPLOYED}/site?name=%3Cscript%3E%E2%80%AE%00",
+    f"{DEPLOYED}/versions",
+    f"{DEPLOYED}/versions?count=1&after=2",
+    f"{DEPLOYED}/policy",
+    "/members/1",
+    "/members/2?role=client&text=x",
+    "/runs/3/one",
+    "/runs/3/one/rounds",
+    "/runs/3/one/rounds/2",
+    "/runs/3/sweep~1a%3Cb&c",
+]
+"""An address of each kind of page."""
+
+
+@pytest.fixture(scope="module")
+def key() -> bytes:
+    return new_key()
+
+
+@pytest.fixture(scope="module")
+def stranger(places: list[str], key: bytes) -> TestClient:
+    """A browser without a session."""
+    app = Dashboard(sources(places), Sessions(key), "atoll-7080", lambda: 1000.0).app({HOST})
+    return TestClient(app, base_url=f"http://{HOST}", raise_server_exceptions=True)
+
+
+@pytest.fixture(scope="module")
+def browser(stranger: TestClient, key: bytes) -> TestClient:
+    found = TestClient(stranger.app, base_url=f"http://{HOST}")
+    answer = found.get("/login", params={"t": new_token(key, 999.0)})
+    assert answer.status_code == 200
+    cookie = answer.headers["set-cookie"]
+    assert {"HttpOnly", "SameSite=strict", "Path=/", "Max-Age=43200"} <= set(cookie.split("; "))
+    return found
+
+
+class Checked(HTMLParser):
+    """What a page has: its texts, its links, and what a strict policy forbids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.forbidden: list[str] = []
+        self.ids: list[str] = []
+        self.heads = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.forbidden += [f"{tag} {name}" for name in given if name == "style" or name.startswith("on")]
+        if tag == "style" or (tag == "script" and "src" not in given):
+            self.forbidden.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        self.heads += tag == "h1"
+
+
+def test_every_route_is_walked() -> None:
+    patterns = [re.sub(r"\{\w+(:int)?\}", lambda m: r"\d+" if m[1] else "[^/]+", path) for path, _ in PAGES]
+    paths = [address.partition("?")[0] for address in WALKED]
+    assert all(any(re.fullmatch(pattern, path) for path in paths) for pattern in patterns)
+
+
+@pytest.mark.parametrize("address", WALKED)
+def test_a_page_is_whole_without_scripts_and_has_nothing_from_outside(browser: TestClient, address: str) -> None:
+    answer = browser.get(address)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.items() >= HEADERS.items()
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    page = Checked()
+    page.feed(answer.text)
+    assert page.forbidden == []
+    assert page.heads == 1
+    assert len(page.ids) == len(set(page.ids))
+    assert all(link.startswith(("/", "#")) and not link.startswith("//") for link in page.links), page.links
+    assert "\u202e" not in answer.text
+    assert "\0" not in answer.text
+    assert "alert(1)</script>" not in answer.text
+    assert len(answer.content) < 1_000_000
+
+
+@pytest.mark.parametrize("address", WALKED)
+def test_its_json_is_at_the_same_address(browser: TestClient, address: str) -> None:
+    path, mark, query = address.partition("?")
+    answer = browser.get((path.rstrip("/") or "/runs") + ".json" + mark + query)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/json"
+    json.loads(answer.content)
+
+
+def test_the_links_of_a_page_lead_to_pages(browser: TestClient) -> None:
+    seen = {"/"}
+    ahead = ["/", DEPLOYED, "/runs/3/one", f"{DEPLOYED}/rounds/2"]
+    for address in ahead[:4]:
+        page = Checked()
+        page.feed(browser.get(address).text)
+        ahead += [link for link in dict.fromkeys(page.links) if link.startswith("/") and link not in seen]
+        seen.update(page.links)
+    answers = {link: browser.get(link).status_code for link in dict.fromkeys(ahead)}
+    assert {link for link, status in answers.items() if status != 200} <= {"/runs/3/sweep~1torn"}
+    assert len(answers) > 20
+
+
+def test_the_documents_are_the_views_of_the_commands(browser: TestClient, places: list[str]) -> None:
+    history = History(sources(places)[0].federation()._state)
+    shown = look(history, View.RUN, "r")["document"]
+    assert browser.get(f"{DEPLOYED}.json").json() == shown
+    assert browser.get(f"{DEPLOYED}/rounds.json").json() == look(history, View.ROUNDS, "r")["rows"]
+    assert browser.get(f"{DEPLOYED}/rounds/2.json").json() == look(history, View.ROUND, "r", 2)
+    assert browser.get(f"{DEPLOYED}/versions.json").json() == look(history, View.VERSIONS, "r")["rows"]
+    assert browser.get(f"{DEPLOYED}/sites.json").json() == look(history, View.CLIENTS, "r")["rows"]
+    (first,) = look(history, View.CLIENTS, "r", paging=Paging(1))["rows"]
+    assert browser.get(f"{DEPLOYED}/site.json", params={"name": first["client"]}).json() == first
+
+
+def test_pages_of_a_long_list_follow_each_other(browser: TestClient) -> None:
+    address, found = "/runs/2/many-1/rounds?count=50", list[int]()
+    while address:
+        text = browser.get(address).text
+        found += [int(number) for number in re.findall(r'scope="row"><a href="/runs/2/many-1/rounds/(\d+)"', text)]
+        older = re.search(r'href="([^"]*)">Older<', text)
+        address = older[1].replace("&amp;", "&") if older else ""
+        assert not older or "count=50" in address, "the size of a page stays"
+    assert found == [*range(130, 0, -1)]
+
+
+@pytest.mark.parametrize("address", [*WALKED, "/static/atoll.css", "/nothing", "/runs.json"])
+def test_all_is_closed_without_a_session(stranger: TestClient, address: str) -> None:
+    answer = stranger.get(address)
+    assert answer.status_code == 403
+    assert answer.text == "there is no session: `atoll dashboard link` prints a link that opens one\n"
+    assert answer.headers.items() >= HEADERS.items()
+
+
+@pytest.mark.parametrize("address", [*WALKED, "/login", "/static/atoll.css"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_is_changed(browser: TestClient, address: str, method: str) -> None:
+    assert browser.request(method, address).status_code == 403
+
+
+def test_another_host_and_another_origin_are_refused(browser: TestClient) -> None:
+    assert browser.get("/", headers={"host": "evil.example"}).status_code == 403
+    assert browser.get("/", headers={"origin": "http://evil.example"}).status_code == 403
+    assert browser.get("/", headers={"origin": f"http://{HOST}"}).status_code == 200
+
+
+def test_a_used_link_and_a_made_up_one_are_refused(stranger: TestClient, key: bytes) -> None:
+    fresh = TestClient(stranger.app, base_url=f"http://{HOST}")
+    token = new_token(key, 999.0)
+    assert [fresh.get("/login", params={"t": token}).status_code for _ in range(2)] == [200, 403]
+    for made_up in ("", "x", "a.b.c", "1.99999999999.0"):
+        answer = fresh.get("/login", params={"t": made_up})
+        assert answer.status_code == 403
+        assert "atoll dashboard link" in answer.text
+        assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("address", "status", "why"),
+    [
+        ("/nothing", 404, "there is no page /nothing"),
+        ("/runs/1/none", 404, "there is no run"),
+        ("/runs/9/r", 404, "there is no place 9"),
+        (f"{DEPLOYED}/rounds/77", 404, "no record of a round 77"),
+        (f"{DEPLOYED}/rounds?count=1001", 404, "allowed: 1 to 1,000"),
+        (f"{DEPLOYED}/rounds?count=x", 404, "allowed: 1 to 1,000"),
+        (f"{DEPLOYED}/rounds?state=odd", 404, "state: got"),
+        (f"{DEPLOYED}/rounds?after=odd", 404, "after: got"),
+        (f"{DEPLOYED}/versions?after=-1", 404, "after: got"),
+        ("/runs/3/none", 404, "no simulated run"),
+        ("/runs/3/..~1..~1etc", 404, "allowed: a folder at most 2 levels below"),
+        ("/runs/3/one/sites", 404, "is a folder of simulations"),
+        ("/runs/3/one/rounds/77", 404, "has no round 77"),
+        ("/runs/3/sweep~1torn", 404, "is not a round"),
+        ("/members/3", 404, "is a folder of simulations"),
+        ("/static/../access.py", 404, ""),
+        ("/static/%2e%2e/access.py", 404, ""),
+    ],
+)
+def test_what_there_is_not_has_a_sentence(browser: TestClient, address: str, status: int, why: str) -> None:
+    answer = browser.get(address)
+    assert answer.status_code == status
+    assert why in answer.text
+    assert "Traceback" not in answer.text
+
+
+def test_a_fault_of_json_is_json(browser: TestClient) -> None:
+    answer = browser.get("/runs/1/none.json")
+    assert answer.status_code == 404
+    assert answer.json()["faults"][0].startswith("there is no run")
+
+
+def test_a_half_written_simulation_is_named_and_hides_no_other(browser: TestClient) -> None:
+    rows = {row["run"]: row for place in browser.get("/runs.json").json() for row in place["runs"]}
+    assert rows["one"]["version"] == 3
+    assert rows["one"]["state"] == "interrupted"
+    assert rows["sweep/torn"]["state"] == "unreadable"
+    assert "line 2: is not a round" in rows["sweep/torn"]["cause"]
+    assert HOSTILE in browser.get("/runs/3/one/rounds/1.json").json()["fates"], "JSON is unchanged"
