@@ -2,10 +2,10 @@
 
     python -m benchmarks.shared_noise [--seeds N] [--epsilon E]
 
-scikit-learn's digits, one linear layer (650 values), four sites of some 360 images each, the same epsilon at delta 1e-5:
-ten rounds of 15 steps, in which each site adds its noise, and 150 rounds of one step, whose noise the sites of a secure
-sum share. The noise of a simulation follows from its seed: the figures say what noise does, and protect nothing. An entry
-is the accuracy on the server's test data of the last version.
+scikit-learn's digits, one linear layer (650 values), four sites of some 360 images each, the same epsilon at delta
+1e-5: ten rounds of 15 steps, in which each site adds its noise, and 150 rounds of one step, whose noise the sites of a
+secure sum share. The noise of a simulation follows from its seed: the figures say what noise does, and protect nothing.
+An entry is the accuracy on the server's test data of the last version.
 """
 
 import argparse
