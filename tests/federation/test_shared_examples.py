@@ -43,7 +43,7 @@ def test_the_sum_has_the_noise_of_one_step_and_a_killed_agent_changes_no_charge(
         it.agent("e", threads=1)
         assert it.wait_for_end() == 0, it.log("coordinator")
         run, claim = it.show("run", "show", "shared-1"), it.show("privacy", "show", "shared-1")
-        records = it.rounds()
+        records = it.history().rounds("shared-1")
         moved = [model(it, number + 1) - model(it, number) for number in range(ROUNDS)]
         spent = re.findall(
             r"charged to rows: (1 step) .* noise by the clients; spent now epsilon ([\d.]+)", it.log("a")
