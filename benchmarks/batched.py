@@ -4,7 +4,8 @@
 
 Every client has 40 examples, and trains one epoch in batches of 10 by plain SGD, in one process of one thread. Both
 engines take turns with whole rounds; a figure is the least processor time of its turns, which equals the time on an
-idle core. `auto` measures for itself, as at the start of `atoll simulate`. The bar: for each model and number of
+idle core. A private setting is DP-SGD (`privacy.unit = "example"`) with samples of 10 rows in the mean. `auto` measures
+for itself, as at the start of `atoll simulate`. The bar: for each model and number of
 clients, the engine that `auto` chooses takes at most 1.10 times the seconds of the faster one.
 """
 
@@ -12,8 +13,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -92,6 +93,25 @@ class Setting:
     model: Callable[[], nn.Module]
     shape: tuple[int, ...] | int
     algorithm: Algorithm | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the run for the task."""
+
+
+PRIVATE = {
+    "privacy.unit": "example",
+    "privacy.sample_rate": BATCH_SIZE / EXAMPLES,
+    "privacy.clip_norm": 1.0,
+    "privacy.noise_multiplier": 1.0,
+    "privacy.delta": 1e-3,
+}
+
+
+def small_cnn() -> nn.Module:
+    """Return a CNN without norms, for images (1, 16, 16)."""
+    layers: list[nn.Module] = []
+    for before, after in ((1, 8), (8, 16)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(256, CLASSES))
 
 
 SETTINGS = {
@@ -108,6 +128,10 @@ SETTINGS = {
     "gru": Setting(lambda: OfSequences(nn.GRU(16, 32, batch_first=True)), (LENGTH, 16)),
     "lstm": Setting(lambda: OfSequences(nn.LSTM(16, 32, batch_first=True)), (LENGTH, 16)),
     "transformer": Setting(OfWords, LENGTH),
+    "private mlp": Setting(
+        lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES)), (64,), overrides=PRIVATE
+    ),
+    "private cnn": Setting(small_cnn, (1, 16, 16), overrides=PRIVATE),
 }
 
 
@@ -131,7 +155,7 @@ def training_of(setting: Setting, clients: int) -> Training:
         local=Local(epochs=1, batch_size=BATCH_SIZE, optimizer="sgd", lr=0.05),
         algorithm=setting.algorithm,
     )
-    return Training(task=task)
+    return Training(task=task, overrides=setting.overrides)
 
 
 def seconds_of(engine: Engine, version: Arrays, jobs: Sequence[Job]) -> float:
@@ -146,7 +170,7 @@ def measure(name: str, clients: int, turns: int) -> dict[str, Any]:
     """Return the seconds of both engines, and the choice of `auto`."""
     training = training_of(SETTINGS[name], clients)
     assert isinstance(training.task, Task)
-    version = ModelBench(training.task, {"local": {}, "algorithm": "fedavg"}).initial(0)
+    version = ModelBench(training.task, {"local": dict(training.overrides), "algorithm": "fedavg"}).initial(0)
     jobs = [Job(site, seed) for seed, site in enumerate(training.task.sites)]
     engines: dict[str, Engine] = {"sequential": Sequential(training)}
     try:

@@ -60,7 +60,7 @@ class Context:
         """The generator of secret noise, as for local differential privacy.
 
         It is a `numpy.random.Generator` for this call, with `fill_normal_` for a tensor: seeded from a secret of the
-        state directory, the same when a training is repeated after a kill, and unknown elsewhere. The global generators
+        state directory, different for each use, and unknown elsewhere. The global generators
         of Python, numpy and torch follow from public seeds. In a simulation and in a centralized training this one
         does, too.
         """

@@ -1,4 +1,4 @@
-"""The noise of a job: one generator from a secret, the same after a kill, which no public seed predicts.
+"""The noise of a job: one generator from a secret, which no public seed predicts.
 
 The seeds of Python's, numpy's and torch's generators follow from values that the coordinator and all sites know
 (`randomness`). So secret noise is drawn from `context.secret_rng` instead. Its key comes with the request of the job,
@@ -6,7 +6,7 @@ from the secret of the state directory of the agent or the coordinator:
 
     HMAC-SHA256(secret, (kind of work, run, round, digest of the model, fresh bytes, site))      -> AES-256-CTR
 
-An agent's fresh bytes are gone when the update leaves; evaluations and statistics have a fresh key each.
+An agent's fresh bytes are gone when the update leaves. Work whose steps are not accounted has a fresh key each time.
 
 A simulation, a centralized training and a trial have no such secret: their noise follows from public seeds, so that a
 result can be repeated, and protects nothing; a note on stderr says so at the first draw.

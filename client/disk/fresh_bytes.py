@@ -12,6 +12,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from atoll.client.disk.spool import plain_name
@@ -62,8 +63,8 @@ class FreshBytes:
         Raises:
             OSError: they cannot be deleted.
         """
-        self._path(run_id, round_id).unlink(missing_ok=True)
-        if self._folder.is_dir():
+        with suppress(FileNotFoundError):
+            self._path(run_id, round_id).unlink()
             sync_folder(self._folder)
 
     def forget_run(self, run_id: RunId) -> None:

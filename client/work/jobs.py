@@ -13,6 +13,7 @@ from typing import Any
 from atoll.client.disk.residual_store import Owner
 from atoll.client.disk.spool import Costs, Entry
 from atoll.client.disk.stores import Stores
+from atoll.client.policy.budgets.terms import has_terms
 from atoll.client.policy.gate import content_of
 from atoll.client.session.events import (
     Encoded,
@@ -182,11 +183,16 @@ class Jobs:
         return Trained(key, entry.digest)
 
     def _noise_of(self, invitation: Invitation, what: str) -> bytes:
-        """Return the noise key of an invitation, of which the fresh part is durable: a repetition has the same noise.
+        """Return the noise key of an invitation, of which the fresh part is durable if its steps are accounted.
 
-        It is different for every other invitation, and for the same one once an update of it has begun to leave: two
-        trainings with one noise and other settings, or other rows, would tell by their difference what the noise hides.
+        Such a training has the same noise when it is repeated after a kill, and is charged once. The key is another one
+        for every other invitation, and for the same one once an update of it has begun to leave: two trainings with one
+        noise and other settings, or other rows, would tell by their difference what the noise hides. Work without an
+        account has other noise each time, as the bytes on disk cost a round two writes: of repeated work nothing has
+        left.
         """
+        if not has_terms(invitation.local):
+            return secrets.token_bytes(BYTES)
         content = content_of(invitation)
         fresh = self._fresh.made(invitation.run_id, invitation.round_id, content)
         purpose = (what, invitation.run_id, invitation.round_id, invitation.model_digest, content, fresh.hex())

@@ -68,8 +68,6 @@ class KeyedBits(np.random.BitGenerator):
 
     def __init__(self, key: bytes) -> None:
         super().__init__(0)  # numpy's own seed sequence, which nothing uses
-        if len(key) != BYTES:
-            raise ValueError(f"a key of noise has {BYTES} bytes, got {len(key)}")
         self._update = _encryptor_of(key).update
         words = map(partial(np.frombuffer, dtype="<u8"), map(self._update, repeat(bytes(BLOCK_BYTES))))
         halves, doubles = repeat(11), repeat(2.0**-53)
@@ -166,8 +164,19 @@ class SecretGenerator(np.random.Generator):
         _refuse_copies()
 
 
+def words_of(key: bytes, count: int) -> "np.ndarray[Any, np.dtype[np.uint64]]":
+    """Return the first 64-bit words of a key's stream, as `KeyedBits.words`, without a bit generator of numpy.
+
+    Raises:
+        ValueError, ModuleNotFoundError: as in `KeyedBits`.
+    """
+    return np.frombuffer(_encryptor_of(key).update(bytes(8 * count)), "<u8")
+
+
 def _encryptor_of(key: bytes) -> Any:
     """Return the encryptor of a key: of zeros, its output is the stream."""
+    if len(key) != BYTES:
+        raise ValueError(f"a key of noise has {BYTES} bytes, got {len(key)}")
     try:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
     except ModuleNotFoundError as error:

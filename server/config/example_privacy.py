@@ -229,7 +229,7 @@ def faults_of_sampler(sampler: str) -> Iterator[str]:
         yield _fault("cohort.sampler", sampler, _LOSSES, '"uniform", "stratified", "weighted", or a custom one')
 
 
-OF_A_STEP = ("max_steps", "epochs", "batch_size", "keep", "shuffle")
+OF_A_STEP = ("max_steps", "epochs", "batch_size", "shuffle")
 """Local settings that a step with shared noise has, or on which it does not depend."""
 
 
@@ -243,7 +243,10 @@ def faults_of_step(local: Collection[str], max_steps: Any) -> Iterator[str]:
     if max_steps not in (None, 1):  # a missing number has its fault by itself
         what = "the clients share the noise of one step, so that a round is one"
         yield _fault("local.max_steps", max_steps, what, "1")
-    for name in sorted({*local}.difference(OF_A_STEP)):
+    if "keep" in local:
+        what = "the layers that a site keeps have no noise, and its next sums would tell of them"
+        yield f"local.keep: got a value, and with {OF_EXAMPLES} and noise by the clients {what}: allowed is none"
+    for name in sorted({*local}.difference(OF_A_STEP, ("keep",))):
         yield (
             f"local.{name}: got a value, and with {OF_EXAMPLES} and noise by the clients an update is the gradient of "
             "one step: allowed are the settings of the server's step, [optimizer]"

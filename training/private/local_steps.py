@@ -145,7 +145,7 @@ def check_terms(given: Given, task: Task, algorithm: str) -> PrivateTerms | None
     """
     if not given.private:
         return None
-    if faults := [*_faults(task, algorithm)]:
+    if faults := [*_faults(given, task, algorithm)]:
         raise TaskBroken("; ".join(faults))
     return PrivateTerms.read(given.private)
 
@@ -173,7 +173,7 @@ NOT_A_TASK = (
 """The fault of a task that trains by other code."""
 
 
-def _faults(task: Task, algorithm: str) -> Iterator[str]:
+def _faults(given: Given, task: Task, algorithm: str) -> Iterator[str]:
     if task.fit is not None:
         yield (
             f"task.fit: {_WITH} its gradients are not of single examples: allowed is the built-in loop, or "
@@ -183,6 +183,26 @@ def _faults(task: Task, algorithm: str) -> Iterator[str]:
         yield f"task.algorithm: {_WITH} its hooks see batches without noise: allowed is a task without one"
     if algorithm != "fedavg":
         yield f"algorithm: got {algorithm!r}: {_WITH} its corrections have no noise: allowed are fedavg, fedprox"
+    if given.is_shared and (kept := task.local.with_overrides(given.local).keep):
+        yield (
+            f"local.keep: got {kept!r}: {_WITH} and noise by the clients the layers that a site keeps have no noise, and "
+            'its next sums would tell of them: allowed is none, or privacy.noise_by = "site"'
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The secret draws of one training's steps: their samples, and the key of their noise."""
+
+    sampler: PoissonSampler
+    noise: bytes
+
+    @classmethod
+    def of(cls, key: bytes, num_examples: int, sample_rate: float) -> "Draws":
+        """Return the draws of a training on a number of examples, from its key of 32 bytes."""
+        of_data = key_of(key, "private steps", num_examples)
+        sampler = PoissonSampler(key_of(of_data, "samples"), num_examples, sample_rate)
+        return cls(sampler, key_of(of_data, "noise"))
 
 
 class PrivateSteps:
@@ -225,11 +245,11 @@ class PrivateSteps:
         if fault := terms.rounding_fault(self.engine.parameters.values()):
             raise TaskBroken(fault)
         self.steps, self._epoch = terms.steps_of(local), epoch_steps(terms.sample_rate)
-        of_data = key_of(key, "private steps", count)
-        self._sampler = PoissonSampler(key_of(of_data, "samples"), count, terms.sample_rate)
+        draws = Draws.of(key, count, terms.sample_rate)
+        self._sampler = draws.sampler
         self.gradients = NoisedGradients(
             self.engine,
-            key=key_of(of_data, "noise"),
+            key=draws.noise,
             std=terms.std,
             expected=terms.divisor(count),
             at_once=local.batch_size or ROWS_AT_ONCE,

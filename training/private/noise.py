@@ -13,14 +13,14 @@ which 53 bits cut, has its full length.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from atoll.ground.noise.generator import KeyedBits
+from atoll.ground.noise.generator import words_of
 from atoll.ground.noise.key import key_of
 
 Normals = np.ndarray[Any, np.dtype[np.float64]]
@@ -76,8 +76,29 @@ def add_noise(
             continue
         box = (boxes or {}).get(name)
         drawn = normals(of_step, name, tensor.numel()) if box is None else normals_in(of_step, name, box)
-        noise = torch.from_numpy(drawn).mul_(std).view(tensor.shape)
-        tensor.add_(noise.to(tensor.device)).div_(grid).round_().mul_(grid)
+        _add(tensor, drawn, std, grid)
+
+
+def add_noise_of_each(sums: Mapping[str, torch.Tensor], keys: Sequence[bytes], step: int, std: float) -> None:
+    """Add the noise of a step of several trainings, each with the bits of `add_noise` with its key.
+
+    Args:
+        sums: (k, *shape) float64 by the parameters' names.
+        keys: k keys of 32 bytes, secret; one of each training.
+        step: the number of the step.
+        std: z C, above 0.
+    """
+    grid, of_step = grid_of(std), [key_of(key, "noise", step) for key in keys]
+    for name, tensor in sums.items():
+        if tensor.numel():
+            drawn = np.concatenate([normals(key, name, tensor[0].numel()) for key in of_step])
+            _add(tensor, drawn, std, grid)
+
+
+def _add(tensor: torch.Tensor, drawn: Normals, std: float, grid: float) -> None:
+    """Add standard normal numbers times a standard deviation in place, and round to the grid."""
+    noise = torch.from_numpy(drawn).mul_(std).view(tensor.shape)
+    tensor.add_(noise.to(tensor.device)).div_(grid).round_().mul_(grid)
 
 
 def normals(key: bytes, name: str, count: int) -> Normals:
@@ -106,7 +127,7 @@ def _in_range(key: bytes, name: str, count: int, begin: int, end: int) -> Normal
 
 def _of_block(key: bytes, count: int) -> Normals:
     pairs = -(-count // 2)
-    words = KeyedBits(key).words(3 * pairs)
+    words = words_of(key, 3 * pairs)
     high, low, turn = words[:pairs] >> 11, words[pairs : 2 * pairs] >> 11, words[2 * pairs :] >> 11
     u = high * 2.0**-53 + (low + 1) * 2.0**-106  # in (0, 1]
     radius, angle = np.sqrt(-2.0 * np.log(u)), turn * (2.0 * np.pi * 2.0**-53)

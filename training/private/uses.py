@@ -27,6 +27,9 @@ class Use(Protocol):
     def weighted(self, factors: torch.Tensor) -> torch.Tensor:
         """Return the sum of the rows' gradients, each times its factor (B,)."""
 
+    def weighted_in(self, groups: int, factors: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sums of groups of equally many rows, one group after another: (groups, ...)."""
+
     def of_rows(self, rows: slice) -> torch.Tensor:
         """Return the gradients of some rows, (rows, values) flat."""
 
@@ -52,6 +55,17 @@ class Outer:
             return (factors.to(self.kept.dtype) @ self.kept).view(self.g.shape[2], self.a.shape[2])
         scaled = self.g * factors.to(self.g.dtype)[:, None, None]
         return scaled.flatten(0, 1).t() @ self.a.flatten(0, 1).to(scaled.dtype)
+
+    def weighted_in(self, groups: int, factors: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sums of groups of rows (groups, O, I)."""
+        if self.kept is not None:
+            weights, each = (
+                factors.to(self.kept.dtype).view(groups, 1, -1),
+                self.kept.view(groups, -1, self.kept.shape[1]),
+            )
+            return torch.bmm(weights, each).view(groups, self.g.shape[2], self.a.shape[2])
+        scaled = (self.g * factors.to(self.g.dtype)[:, None, None]).reshape(groups, -1, self.g.shape[2])
+        return torch.bmm(scaled.transpose(1, 2), self.a.reshape(groups, -1, self.a.shape[2]).to(scaled.dtype))
 
     def of_rows(self, rows: slice) -> torch.Tensor:
         """Return the flat gradients of some rows."""
@@ -96,6 +110,14 @@ class Lookup:
         found = self.g.new_zeros(self.num_embeddings, self.g.shape[2])
         return found.index_add_(0, self.indices.flatten(), scaled.flatten(0, 1))
 
+    def weighted_in(self, groups: int, factors: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sums of groups of rows (groups, V, D)."""
+        scaled = self.g * factors.to(self.g.dtype)[:, None, None]
+        found = self.g.new_zeros(groups * self.num_embeddings, self.g.shape[2])
+        first = torch.arange(groups, device=self.indices.device).unsqueeze(1) * self.num_embeddings
+        places = (self.indices.reshape(groups, -1) + first).flatten()
+        return found.index_add_(0, places, scaled.flatten(0, 1)).view(groups, self.num_embeddings, -1)
+
     def of_rows(self, rows: slice) -> torch.Tensor:
         """Return the flat gradients of some rows."""
         return self.outer(rows).of_rows(slice(None))
@@ -131,6 +153,11 @@ class Whole:
         """Return the weighted sum of the rows' gradients."""
         found: torch.Tensor = torch.tensordot(factors.to(self.gradients.dtype), self.gradients, dims=1)
         return found
+
+    def weighted_in(self, groups: int, factors: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sums of groups of rows (groups, ...)."""
+        weights, each = factors.to(self.gradients.dtype).view(groups, 1, -1), self.gradients.reshape(len(factors), -1)
+        return torch.bmm(weights, each.view(groups, -1, each.shape[1])).view(groups, *self.gradients.shape[1:])
 
     def of_rows(self, rows: slice) -> torch.Tensor:
         """Return the flat gradients of some rows."""

@@ -63,6 +63,14 @@ class Spending:
     steps: tuple[Steps, ...]
 
 
+def has_terms(local: str) -> bool:
+    """Return whether a run with these values for its task gives terms of privacy, known or not."""
+    try:
+        return any(key.startswith(PREFIX) for key in json.loads(local or "{}"))
+    except (ValueError, RecursionError, TypeError):
+        return False
+
+
 def spending_of(local: str) -> Spending:
     """Return what a training of a run with these values spends.
 

@@ -5,7 +5,7 @@ stacked   autograd over layers with the weights of every client, for models of k
 mapped    torch.func over the model, whose layers of `swapping.CALLED` are stacked
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -71,11 +71,7 @@ class Net:
 
     def load(self, version: Arrays) -> None:
         """Load the tensors of a version that are not trained: buffers, frozen layers."""
-        trained = set(self._names)
-        with torch.no_grad():
-            for name, tensor in state_of(self._model).items():
-                if name in version and name not in trained:
-                    tensor.copy_(torch.tensor(version[name]))
+        load_untrained(self._model, version, set(self._names))
 
     def begin(self, start: torch.Tensor, corrections: torch.Tensor | None, *, clients: int, length: int) -> None:
         """Set the weights of a new group of clients as `Stack.begin` does, and discard the remains of a failed step."""
@@ -125,6 +121,14 @@ class Net:
         with sdpa_kernel(SDPBackend.MATH):  # the other kernels have no rule for batches of batches
             found = vmap(alone)(leaves, by_client(inputs, self.stack.clients))
         return filled(form[0], (tensor.flatten(0, 1) for tensor in found))
+
+
+def load_untrained(model: nn.Module, version: Arrays, trained: Collection[str]) -> None:
+    """Load the tensors of a version into a model, except for the trained ones."""
+    with torch.no_grad():
+        for name, tensor in state_of(model).items():
+            if name in version and name not in trained:
+                tensor.copy_(torch.tensor(version[name]))
 
 
 def _by_hand(model: nn.Module, losses: Losses, stack: Stack) -> Chain:

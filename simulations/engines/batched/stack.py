@@ -73,7 +73,8 @@ class Stack:
     def __init__(
         self, local: Local, places: Sequence[Place], count: int, device: str, follower: Follower | None = None
     ) -> None:
-        self._local, self._places, self._device, self._follower = local, places, device, follower
+        self._local, self._places, self._follower = local, places, follower
+        self.count, self.device = count, device
         self.blocks = {name: torch.empty(count, c.stop - c.start, device=device) for name, c, _ in places}
         """The weights (k, n) by name."""
         self._columns = {name: columns for name, columns, _ in places}
@@ -93,8 +94,8 @@ class Stack:
 
     def allow_factors(self, weight: str, shape: tuple[int, int]) -> None:
         """Permit factors for a layer's weights (out, in): its computation uses `factors` if there are any. CPU only."""
-        if self._is_direct and self._device == "cpu":
-            self._factorable[weight] = Factors(shape, self._local.lr, self._device)
+        if self._is_direct and self.device == "cpu":
+            self._factorable[weight] = Factors(shape, self._local.lr, self.device)
 
     def begin(self, start: torch.Tensor, corrections: torch.Tensor | None, *, clients: int, length: int) -> None:
         """Reset the weights and the optimizer for a new group of clients.

@@ -28,7 +28,7 @@ from atoll.ground.process.forking import reopen_files
 from atoll.ground.process.heap import keep_freed_blocks
 from atoll.parallel.engine.orphans import end_with_the_parent
 from atoll.protocol.signals import ENDING
-from atoll.simulations.engines.batched.batched import BatchTrainer
+from atoll.simulations.engines.batched.batched import trainer_of
 from atoll.simulations.engines.batched.together import together_if_possible
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
 from atoll.simulations.engines.measuring import Measurer, measurer_of
@@ -64,7 +64,7 @@ class Plan:
         torch.set_num_threads(self.threads)
         if self.at_once is None:
             return sequential_trainer(self.training)
-        return BatchTrainer(self.training, at_once=self.at_once, kind=self.kind)
+        return trainer_of(self.training, at_once=self.at_once, kind=self.kind)
 
 
 def plan_of(training: Training, batched: bool, at_once: int | None, *, threads: int) -> tuple[Plan, Trainer]:
@@ -76,7 +76,7 @@ def plan_of(training: Training, batched: bool, at_once: int | None, *, threads: 
     if not batched:
         return Plan(training, threads), sequential_trainer(training)
     with threads_of_torch(threads):
-        trainer = BatchTrainer(training, at_once=at_once)
+        trainer = trainer_of(training, at_once=at_once)
     return Plan(training, threads, trainer.at_once, trainer.kind), trainer
 
 

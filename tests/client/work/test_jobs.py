@@ -1,6 +1,7 @@
 """The jobs of an agent that is stopped."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,7 +78,7 @@ class Noted(Instant):
 
 
 def test_noise_has_the_key_of_its_work(tmp_path: Path) -> None:
-    """The same after a kill; another for another round, model, run, site or kind of work, and at another state.
+    """The same after a kill, if steps are accounted; another for another round, model, run, site, work or state.
 
     Of two trainings with one noise and other settings the difference would have no noise.
     """
@@ -99,12 +100,21 @@ def test_noise_has_the_key_of_its_work(tmp_path: Path) -> None:
         assert "noise=" not in repr(runner.orders[0]), "a key is not printed"
         return runner.orders[0].noise
 
-    assert noise_of() == noise_of()
+    terms = '{"privacy.unit": "example"}'
+    accounted = partial(noise_of, local=terms)
+    assert accounted() == accounted()
+    assert noise_of() != noise_of()
     others = [
-        noise_of(),
-        *(noise_of(round_id=2), noise_of(model_digest="n"), noise_of(run_id="other"), noise_of(site="south")),
-        *(noise_of(local='{"lr": 0.5}'), noise_of(seed=7), noise_of(counted_round=1), noise_of(algorithm="scaffold")),
-        *(noise_of(what="query"), noise_of(what="train.more"), noise_of(what="evaluate"), noise_of(bytes([1] * 32))),
+        accounted(),
+        *(accounted(round_id=2), accounted(model_digest="n"), accounted(run_id="other"), accounted(site="south")),
+        *(noise_of(local=terms[:-1] + ', "lr": 0.5}'), accounted(seed=7), accounted(counted_round=1)),
+        accounted(algorithm="scaffold"),
+        *(
+            accounted(what="query"),
+            accounted(what="train.more"),
+            accounted(what="evaluate"),
+            accounted(bytes([1] * 32)),
+        ),
     ]
     assert len({*others}) == len(others)
 

@@ -109,6 +109,7 @@ def test_the_sites_are_told_what_the_sum_has_and_refuse_one_with_less() -> None:
         ((), "secure", 'privacy.noise_by: got "clients", and with [privacy] the clients add their shares of the noise'),
         (("local.max_steps=3",), " ", "local.max_steps: got 3, and with [privacy] the clients share the noise of one"),
         (("local.lr=0.1",), " ", "local.lr: got a value, and with privacy.unit"),
+        (("local.keep=head.*",), " ", "local.keep: got a value, and with privacy.unit"),
         ((LR_SCHEDULE,), " ", "local.lr: got a value"),
         (("secure.clip_norm=2.0",), " ", "secure.clip_norm: got 2.0, and with [privacy] each site clips its update"),
         (("privacy.batch=1e6",), " ", "privacy.noise_multiplier: one member's noise has a standard deviation of"),

@@ -88,6 +88,16 @@ def test_a_batch_whose_rounding_takes_too_much_is_refused_with_the_way_out() -> 
     assert wide.rounding_fault(halves).endswith("a smaller privacy.batch")
 
 
+def test_layers_that_a_site_keeps_are_refused_as_they_would_have_no_noise() -> None:
+    """What a step without noise leaves at a site is in all its later sums, which are noised for one sample."""
+    kept = replace(TASK, local=replace(TASK.local, keep="*"))
+    fault = r"local.keep: got '\*': with privacy.unit = \"example\" and noise by the clients"
+    with pytest.raises(TaskBroken, match=fault):
+        trained(kept, changed=SHARED)
+    with pytest.raises(TaskBroken, match=fault):
+        trained(changed={**SHARED, "keep": "*"})
+
+
 @pytest.mark.parametrize(
     ("changed", "fault"),
     [

@@ -15,10 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
-from atoll.simulations.engines.batched.batched import Batched, BatchTrainer
+from atoll.simulations.engines.batched.batched import Batched
 from atoll.simulations.engines.batched.chain import Chain
 from atoll.simulations.engines.batched.nets import Net
 from atoll.simulations.engines.batched.stack import CannotBatch, Stack
+from atoll.simulations.engines.batched.trainer import BatchTrainer
 from atoll.simulations.engines.engine import ClientFailed, Job, Training
 from atoll.simulations.engines.loop import orders
 from atoll.simulations.engines.rows import Columns

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll import Local
-from atoll.simulations.engines.batched import batched, factors
-from atoll.simulations.engines.batched.batched import BatchTrainer
+from atoll.simulations.engines.batched import factors
+from atoll.simulations.engines.batched import trainer as batched
 from atoll.simulations.engines.batched.chain import Chain
 from atoll.simulations.engines.batched.factors import Factors, pay
 from atoll.simulations.engines.batched.stack import Stack
+from atoll.simulations.engines.batched.trainer import BatchTrainer
 from atoll.simulations.engines.rows import Columns
 from atoll.tensors.layout import Tensor
 from tests.simulations.engines.cases import Case, wide_chain

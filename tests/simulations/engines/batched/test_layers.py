@@ -15,8 +15,9 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
-from atoll.simulations.engines.batched.batched import Batched, BatchTrainer
+from atoll.simulations.engines.batched.batched import Batched
 from atoll.simulations.engines.batched.stack import CannotBatch
+from atoll.simulations.engines.batched.trainer import BatchTrainer
 from atoll.simulations.engines.engine import ClientFailed, Job, Training
 from atoll.simulations.engines.sequential import Sequential
 from atoll.task.arrays import Arrays

@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.simulations.engines.batched.batched import ACTIVATION_BYTES, AT_ONCE_MAX, BatchTrainer
 from atoll.simulations.engines.batched.outputs import activation_bytes
 from atoll.simulations.engines.batched.probe import TRIED
 from atoll.simulations.engines.batched.stack import CannotBatch
+from atoll.simulations.engines.batched.trainer import ACTIVATION_BYTES, AT_ONCE_MAX, BatchTrainer
 from tests.simulations.engines.cases import Case, images
 
 
