@@ -14,8 +14,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from atoll.client.policy.budgets.terms import fault_of_shares
 from atoll.client.policy.config import DAYS, Hours, SecurePolicy, SitePolicy, zone_of
+from atoll.client.policy.shared_noise import fault_of_shares
 from atoll.ground.printable import count_of
 from atoll.protocol.secure.privacy_terms import read_privacy
 from atoll.protocol.secure.session_size import MEMBERS_MIN

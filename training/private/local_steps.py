@@ -185,7 +185,7 @@ def _faults(given: Given, task: Task, algorithm: str) -> Iterator[str]:
         yield f"algorithm: got {algorithm!r}: {_WITH} its corrections have no noise: allowed are fedavg, fedprox"
     if given.is_shared and (kept := task.local.with_overrides(given.local).keep):
         yield (
-            f"local.keep: got {kept!r}: {_WITH} and noise by the clients the layers that a site keeps have no noise, and "
+            f"local.keep: got {kept!r}: {_WITH} and noise by the clients layers that a site keeps have no noise, and "
             'its next sums would tell of them: allowed is none, or privacy.noise_by = "site"'
         )
 

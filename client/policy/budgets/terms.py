@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.client.policy.budgets.entries import NOISE_MAX, NOISE_MIN, RATE_MIN, STEPS_MAX
+from atoll.client.policy.run_terms import NORM_MAX, NORM_MIN, number_of
 from atoll.ground.printable import count_of
 from atoll.protocol.privacy.composition import Steps
 from atoll.protocol.privacy.guarantee import NoiseBy, Unit
 from atoll.protocol.secure.privacy_terms import read_privacy
-from atoll.protocol.secure.terms import Terms
 from atoll.task.overrides import OverridesRefused
 from atoll.task.round_schedule import read_schedule
 
@@ -28,10 +28,6 @@ PREFIX = "privacy."
 
 WITHOUT = "without differential privacy (no [privacy] of the run)"
 
-NORM_MIN, NORM_MAX = 1e-9, 1e9
-"""Ends of the clip norms, and of the divisors of a step."""
-SLACK = 1e-12
-"""Part of a noise multiplier that the rounding of a quotient may take."""
 ROUNDS_MAX = 10**6
 """Rounds of a schedule of which the most steps are taken."""
 
@@ -99,11 +95,11 @@ def spending_of(local: str) -> Spending:
         raise ValueError(f"with {PREFIX}mechanism = {mechanism!r}, which this Atoll cannot charge")
     if (clip := terms.get("clip", "fixed")) not in ("fixed", "adaptive"):
         raise ValueError(f"with {PREFIX}clip = {clip!r}, which this Atoll cannot charge")
-    z = _number(terms, "noise_multiplier", NOISE_MIN, NOISE_MAX)
-    _number(terms, "clip_norm", NORM_MIN, NORM_MAX)
+    z = number_of(terms, "noise_multiplier", NOISE_MIN, NOISE_MAX)
+    number_of(terms, "clip_norm", NORM_MIN, NORM_MAX)
     if unit == "client":  # with an adaptive clip, the sum and the count of short updates are one use of z together
         return Spending(unit, noise_by, (Steps(z, 1.0, 1),))
-    rate = _number(terms, "sample_rate", RATE_MIN, 1.0)
+    rate = number_of(terms, "sample_rate", RATE_MIN, 1.0)
     steps = 1 if noise_by == "clients" else _steps(table, rate)  # whatever else the run gives
     return Spending(unit, noise_by, (Steps(z, rate, steps),))
 
@@ -123,55 +119,8 @@ def spending_inside(privacy: str) -> Spending | None:
     terms = read_privacy(privacy)
     if terms is None or terms.unit == "example":  # whose spending the values for the task tell
         return None
-    z = _number({"noise_multiplier": terms.noise_multiplier}, "noise_multiplier", NOISE_MIN, NOISE_MAX)
+    z = number_of({"noise_multiplier": terms.noise_multiplier}, "noise_multiplier", NOISE_MIN, NOISE_MAX)
     return Spending("client", terms.noise_by, (Steps(z, 1.0, 1),))
-
-
-def fault_of_shares(local: str, secure: Terms | None) -> str:
-    """Return why a training has not the noise that its run promises for examples inside a secure sum; empty: it has.
-
-    The values for the task tell the site to train one step without noise. So all that they promise must be in the
-    terms of the sum, which the other members sign, too:
-
-        z_sum >= z / B,    C_sum = C,    the words have the bits for which the site leaves room
-
-    Args:
-        local: the run's values for its task.
-        secure: the terms of the sum; None: the update would leave plain.
-    """
-    try:
-        table = json.loads(local or "{}")
-    except (ValueError, RecursionError):
-        table = {}
-    given = table if isinstance(table, Mapping) else {}
-    terms = {key.removeprefix(PREFIX): value for key, value in given.items() if key.startswith(PREFIX)}
-    is_told = terms.get("unit") == "example" and terms.get("noise_by") == "clients"
-    privacy = None if secure is None else read_privacy(secure.privacy)
-    is_inside = privacy is not None and privacy.unit == "example"
-    if not is_told:
-        return "a secure sum with noise for examples of which the training knows nothing" if is_inside else ""
-    if secure is None or privacy is None or not is_inside:
-        return "a step without noise outside of a secure sum in which the clients add it"
-    try:
-        z = _number(terms, "noise_multiplier", NOISE_MIN, NOISE_MAX)
-        clip_norm, batch = (_number(terms, name, NORM_MIN, NORM_MAX) for name in ("clip_norm", "batch"))
-    except ValueError as error:
-        return f"a training {error}"
-    if privacy.noise_multiplier < z / batch * (1.0 - SLACK):
-        return f"a secure sum with noise multiplier {privacy.noise_multiplier:.6g}, and its step needs {z / batch:.6g}"
-    if secure.clip_norm != clip_norm or secure.bits != terms.get("bits"):
-        there = f"{secure.clip_norm:g}, {secure.bits} bits"
-        return f"a secure sum with clip norm and words of {there}, and its step has {clip_norm:g}, {terms.get('bits')}"
-    return ""
-
-
-def _number(terms: Mapping[str, Any], name: str, least: float, most: float) -> float:
-    found: Any = terms.get(name)
-    is_number = isinstance(found, int | float) and not isinstance(found, bool)
-    if not is_number or not least <= found <= most:  # NaN is not
-        what = "without" if found is None else f"with {found!r} as"
-        raise ValueError(f"{what} {PREFIX}{name}: allowed is a number in {least:g}..{most:g}")
-    return float(found)
 
 
 def _steps(table: Mapping[str, Any], rate: float) -> int:

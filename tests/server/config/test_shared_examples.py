@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from atoll.client.policy.budgets.terms import fault_of_shares
+from atoll.client.policy.shared_noise import fault_of_shares
 from atoll.protocol.privacy.poisson_account import PoissonAccount
 from atoll.protocol.secure.privacy_terms import PrivacyTerms, read_privacy
 from atoll.protocol.settings import ConfigError, load_text

@@ -63,7 +63,7 @@ CASES = [
     Case("mlp stopped early", steps=2),
     Case("mlp own head", local={"keep": "layers.1.*"}),
     Case("mlp shared noise", local={**SHARED, "optimizer": "adamw", "lr": 0.3, "epochs": 2}),
-    Case("groupnorm cnn shared noise", model=groupnorm_cnn, **IMAGES, local={**SHARED, "privacy.clip_norm": 0.1}),
+    Case("cnn shared noise", model=groupnorm_cnn, **{**IMAGES, "local": {**SHARED, "privacy.clip_norm": 0.1}}),
     Case("frozen mlp", model=frozen_mlp, travels="trained"),
     Case("groupnorm cnn", model=groupnorm_cnn, **IMAGES),
     Case("decoder", local={"max_steps": 3}, **WORDS),
