@@ -319,7 +319,7 @@ OF_PRIVACY = (
     Mutant(
         "privacy: the noise does not know the data",
         STEPS,
-        'of_data = key_of(key, "private steps", count)',
+        'of_data = key_of(key, "private steps", num_examples)',
         'of_data = key_of(key, "private steps", 0)',
         "the same noise with one row less tells the row",
         OF_STEPS,

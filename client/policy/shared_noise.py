@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 
 from atoll.client.policy.run_terms import NORM_MAX, NORM_MIN, number_of
+from atoll.ground.printable import count_of
 from atoll.protocol.secure.privacy_terms import read_privacy
 from atoll.protocol.secure.terms import Terms
 from atoll.task.given import Given
@@ -43,7 +44,7 @@ def fault_of_shares(local: str, secure: Terms | None) -> str:
     if privacy.noise_multiplier < z / batch * (1.0 - SLACK):
         return f"a secure sum with noise multiplier {privacy.noise_multiplier:.6g}, and its step needs {z / batch:.6g}"
     if secure.clip_norm != clip_norm or secure.bits != terms.get("bits"):
-        there = f"{secure.clip_norm:g}, {secure.bits} bits"
+        there = f"{secure.clip_norm:g}, {count_of(secure.bits, 'bit')}"
         return f"a secure sum with clip norm and words of {there}, and its step has {clip_norm:g}, {terms.get('bits')}"
     return ""
 
