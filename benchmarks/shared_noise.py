@@ -49,7 +49,7 @@ class Pair:
 PAIRS = {
     "rate 2": Pair(1.0, at_each=2.0, shared=2.0),
     "best rates": Pair(1.0, at_each=0.5, shared=1.0),
-    "epsilon 0.3": Pair(0.3, at_each=0.15, shared=0.6),
+    "epsilon 0.3": Pair(0.3, at_each=0.2, shared=0.4),
 }
 
 

@@ -15,6 +15,11 @@ OF_PLANS = ("tests/server/folding/test_private.py",)
 JOBS, FRESH, GATE = "client/work/jobs.py", "client/disk/fresh_bytes.py", "client/policy/gate.py"
 OF_FRESH_NOISE = ("tests/client/work/test_fresh_noise.py",)
 ACCOUNT, LEDGER, SITE = (f"client/policy/budgets/{name}.py" for name in ("account", "ledger", "site_budgets"))
+SUMS, SHARES = "server/rounds/secure_round.py", "client/policy/shared_noise.py"
+OF_SHARED_STEPS, OF_SHARED_SUMS = (
+    ("tests/training/private/test_shared_step.py",),
+    ("tests/server/rounds/test_shared_examples.py",),
+)
 OF_GATE, OF_LEDGER, OF_ACCOUNT = (
     (f"tests/client/policy/budgets/test_{name}.py",) for name in ("gate", "ledger", "account")
 )
@@ -331,5 +336,45 @@ OF_PRIVACY = (
         "        return Work(_weight(task, dataset), done / order.steps, {}, done)\n",
         "the weight of an update tells the tokens of the site's rows",
         OF_STEPS,
+    ),
+    Mutant(
+        "shared noise: no room for rounding",
+        STEPS,
+        "return self.clip_norm * (1.0 - ROUNDING) if self.batch else self.clip_norm",
+        "return self.clip_norm",
+        "an example moves a rounded sum by more than the noise is for",
+        OF_SHARED_STEPS,
+    ),
+    Mutant(
+        "shared noise: layers stay at a site",
+        STEPS,
+        "if given.is_shared and (kept",
+        "if False and (kept",
+        "layers without noise are in all later sums of their site",
+        OF_SHARED_STEPS,
+    ),
+    Mutant(
+        "shared noise: a failed sum is tried again",
+        SUMS,
+        "if self._is_sampled and not {*of.names}",
+        "if False and not {*of.names}",
+        "one sample leaves with two noises, and the account has a step for each",
+        OF_SHARED_SUMS,
+    ),
+    Mutant(
+        "shared noise: a site trains for less",
+        SHARES,
+        "if privacy.noise_multiplier < z / batch * (1.0 - SLACK):",
+        "if privacy.noise_multiplier < z / batch * 0.5:",
+        "the members add half of the noise that the step needs",
+        ("tests/client/policy/test_shared_noise.py",),
+    ),
+    Mutant(
+        "shared noise: a second update of a sample leaves",
+        ACCOUNT,
+        'if (again.charge.unit, again.charge.noise_by) == ("example", "clients"):',
+        "if False:",
+        "a coordinator that lets a sum fail has two noises on one sample for two steps",
+        ("tests/client/policy/budgets/test_shared_steps.py",),
     ),
 )
