@@ -8,9 +8,10 @@
 
 scikit-learn's digits, one linear layer (650 values), four sites of some 360 images each, delta 1e-5, 150 steps of
 samples with rate 0.2: ten rounds of 15 steps, in which each site adds its noise, and 150 rounds of one step, whose
-noise the sites of a secure sum share, three of them being honest. The best rates were chosen by seeds 11 to 14, so the
-default is three others. The noise of a simulation follows from its seed: the figures say what noise does, and protect
-nothing. An entry is the accuracy on the server's test data of the last version.
+noise the sites of a secure sum share, three of them being honest. The best rates were chosen
+by loops in numpy over the same data with seeds 11 to 14, so the default is three others. The noise of a simulation
+follows from its seed: the figures say what noise does, and protect nothing. An entry is the accuracy on the server's
+test data of the last version.
 """
 
 import argparse
