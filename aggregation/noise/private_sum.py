@@ -29,6 +29,24 @@ def exponent_of(deviation: float) -> int:
     return math.frexp(deviation)[1] - 1 - GRID_BITS
 
 
+def deviation_of(deviation: float, multiplier: float, values: int, rounding: tuple[int, float]) -> float:
+    """Return the standard deviation of a sum's noise, with what rounding correlated noise to the grid costs.
+
+    A round adds the noise of its own and, rounded to the grid, its parts of earlier ones. Against sums without this
+    rounding each element of a round's sum moves by at most one step, and all rounds' by sum c sqrt(d rounds) steps, for
+    the coefficients c of the inverse of the factors (`protocol/privacy/correlated`).
+
+    Args:
+        deviation: without the rounding.
+        multiplier: z, of all rounds together.
+        values: d, of an update.
+        rounding: the rounds, and the sum of c; (0, 0.0): the noises are independent.
+    """
+    rounds, total = rounding
+    step = math.ldexp(1.0, exponent_of(deviation) + 1)  # the grid of the result is at most twice as wide
+    return deviation + multiplier * total * math.sqrt(values * rounds) * step
+
+
 def clip_to(clip_norm: float, exponent: int, num_elements: int) -> float:
     """Return C', to which an update of `num_elements` is clipped before it is rounded to the grid.
 
@@ -56,11 +74,13 @@ class PrivateSum:
         deviation: z C, in the units of an update.
         divisor: the fixed number of clients, whatever number took part.
         key: 32 bytes, of this round's set of updates.
+        earlier: keys of noises of earlier rounds that are added to this round's, each with its factor.
     """
 
     deviation: float
     divisor: int
     key: bytes = field(repr=False)
+    earlier: tuple[tuple[bytes, float], ...] = field(default=(), repr=False)
 
     @property
     def exponent(self) -> int:
@@ -69,8 +89,14 @@ class PrivateSum:
 
     def noise(self, tensor: str, num_elements: int, start: int, stop: int) -> NDArray[np.int64]:
         """Return the noise of elements start..stop of a tensor, in steps of the grid; the same however it is cut."""
-        noise = GridNoise(math.ldexp(self.deviation, -self.exponent), self.key)
-        return noise.between(tensor, num_elements, start, stop)
+        steps = math.ldexp(self.deviation, -self.exponent)
+        found = GridNoise(steps, self.key).between(tensor, num_elements, start, stop)
+        if not self.earlier:
+            return found
+        rest = np.zeros(stop - start)
+        for key, factor in self.earlier:
+            rest += factor * GridNoise(steps, key).between(tensor, num_elements, start, stop)
+        return found + np.floor(rest + 0.5).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ class Membership:
     unseen_uses: int = 0  # `Member.uses` of a client that joins for the first time: after a restored backup above 0
     unseen_spent: float = 0.0  # its `Member.spent`
     is_unseen_spent: bool = False  # its `Member.is_spent`
+    row: int = 0  # the version that the newest round begins from
 
     def __post_init__(self) -> None:
         # derived from the members: neither compared nor stored
@@ -58,6 +59,7 @@ class Membership:
         self._declining = {c for c, m in self.members.items() if m.has_declined and self._is_there(m)}
         self._spent = {c for c, m in self.members.items() if m.is_spent and self._is_there(m)}
         self._resting = {c: t.rest_until for c, m in self.members.items() if (t := m.trouble) and t.rest_until}
+        self._apart = {c: m.apart_until for c, m in self.members.items() if m.apart_until}
 
     def read(self, pages: Iterable[tuple[int, dict[ClientId, Member]]], *, first: int) -> None:
         """Restore the members from pages, each with its snapshot's entry, in order from the whole set (`first`)."""
@@ -155,17 +157,30 @@ class Membership:
             member = self._changing(client_id)
             assert member is not None
             self._charge(client_id, member, number, rules)
-        self.unseen_uses, self.unseen_spent = self.unseen_uses + number, self.unseen_spent + number * rules.cost
+        spent = rules.spent_after(self.unseen_spent, self.unseen_uses, number)
+        self.unseen_uses, self.unseen_spent = self.unseen_uses + number, spent
         self.is_unseen_spent = not rules.allows(self.unseen_spent, self.unseen_uses)
         self._note_most(self.unseen_uses, self.unseen_spent)
 
     def _charge(self, client_id: ClientId, member: Member, number: int, rules: PrivacyRules) -> None:
-        member.uses, member.spent = member.uses + number, member.spent + number * rules.cost
+        spent = rules.spent_after(member.spent, member.uses, number)
+        member.uses, member.spent = member.uses + number, spent
+        if rules.separation > 1:
+            self._apart[client_id] = member.apart_until = self.row + rules.separation
         self._note_most(member.uses, member.spent)
         self._mark(client_id, member, rules)
 
     def _note_most(self, uses: int, spent: float) -> None:
         self.most_uses, self.most_spent = max(self.most_uses, uses), max(self.most_spent, spent)
+
+    def begin_row(self, version: int) -> None:
+        """Begin a round from a version: clients whose last use is far enough before it are candidates again."""
+        self.row = version
+        for client_id in [c for c, until in self._apart.items() if until <= version]:
+            member = self._changing(client_id)
+            assert member is not None
+            member.apart_until = 0
+            del self._apart[client_id]
 
     def has_budget(self, client_id: ClientId) -> bool:
         """Return whether a client may be in a further private sum; without privacy each may."""
@@ -310,7 +325,8 @@ class Membership:
         member = self.members.get(client_id)
         if member is None or not self._is_there(member):
             return False
-        return not (client_id in self._declining or client_id in self._resting or client_id in self._spent)
+        away = (self._declining, self._resting, self._spent, self._apart)
+        return not any(client_id in those for those in away)
 
     @property
     def num_available(self) -> int:
@@ -318,10 +334,14 @@ class Membership:
         return self.num_connected - len(self.unavailable())
 
     def unavailable(self) -> list[ClientId]:
-        """Return the connected clients that cannot be invited now, sorted: declining, resting, without a budget."""
-        if not self._resting and not self._spent:
+        """Return the connected clients that cannot be invited now, sorted.
+
+        They decline, rest, have no budget, or had their last use too few versions ago.
+        """
+        if not self._resting and not self._spent and not self._apart:
             return sorted(self._declining)
-        return sorted({*self._declining, *self._spent, *(c for c in self._resting if self.is_connected(c))})
+        others = (c for c in (*self._resting, *self._apart) if self.is_connected(c))
+        return sorted({*self._declining, *self._spent, *others})
 
     def lost_because(self, client_id: ClientId) -> str:
         """Return the reason of the client's loss; empty: it is not lost."""
@@ -411,7 +431,11 @@ class Membership:
             raise Violation(4, f"without a budget are {self._spent}: {spent}")
         if self.num_spent != (num := sum(member.is_spent for member in self.members.values())):
             raise Violation(4, f"the number of members without a budget is {self.num_spent}: {num}")
-        free = tuple(self.members[c].as_candidate(c) for c in sorted(there - declining - spent - resting.keys()))
+        apart = {c: member.apart_until for c, member in self.members.items() if member.apart_until}
+        if self._apart != apart:
+            raise Violation(4, f"apart from their last use are kept {self._apart}: {apart}")
+        away = declining | spent | resting.keys() | apart.keys()
+        free = tuple(self.members[c].as_candidate(c) for c in sorted(there - away))
         if (self.num_connected, self._declining, self._resting) != (len(there), declining, resting):
             known = (self.num_connected, self._declining, self._resting)
             raise Violation(4, f"connected, declining, resting are {known}: {(len(there), declining, resting)}")
