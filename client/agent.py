@@ -68,6 +68,7 @@ from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.build import software
 from atoll.protocol.identity.membership import Membership
+from atoll.protocol.log_fields import note_run
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import DECLINES, FailureReason, RunId, RunState
 from atoll.tensors.codecs.names import supported
@@ -110,8 +111,8 @@ class Agent:
         *,
         security: SiteSecurity | None = None,
     ) -> None:
-        self._config, self._tasks, self._runner = config, frozenset(tasks), runner
-        self._gate, self._membership, self._verifier, self._security = gate, membership, verifier, security
+        self.config, self._tasks, self._runner = config, frozenset(tasks), runner
+        self.gate, self.membership, self._verifier, self._security = gate, membership, verifier, security
         self._loop, self._rng = asyncio.get_running_loop(), random.Random(config.site)
         self._ended: asyncio.Future[int] = self._loop.create_future()
         self._background: set[asyncio.Task[Any]] = set()
@@ -120,13 +121,13 @@ class Agent:
         self._has_run_ended = False
         self._has_declined = False  # the policy may later allow what it declined
         self._process, self._folder_id = secrets.token_hex(8), state.folder_id
-        self._stores = Stores.open(state, spool_max_bytes=config.spool_max_bytes)
+        self.stores = Stores.open(state, spool_max_bytes=config.spool_max_bytes)
         self.session = Session(
-            self._session_rules(), self._rng, self._stores.spool.entries(), self._stores.encoded.entries()
+            self._session_rules(), self._rng, self.stores.spool.entries(), self.stores.encoded.entries()
         )
         self._connection = self._make_connection()
         self._uploads = Uploads(
-            self._stores.spool,
+            self.stores.spool,
             self._connection,
             bytes_per_s=config.upload_limit,
             spawn=self._spawn,
@@ -137,25 +138,25 @@ class Agent:
         )
         self._sums = SecureSums(
             config.site,
-            self._stores,
+            self.stores,
             security,
             runner=runner,
             send=self._connection.send,
             spawn=self._spawn,
             on_event=self._receive,
         )
-        self._slot = self._make_job_slot()
+        self.slot = self._make_job_slot()
         keeper, address = membership.keeper, membership.address
         self._watch = AgentWatch(config, state, gate, self._connection, keeper, address)
 
     @property
     def recovered(self) -> str:
         """Number of finished updates in the spool, as text; empty if there are none."""
-        number = len(self._stores.spool.entries())
+        number = len(self.stores.spool.entries())
         return count_of(number, "finished update") if number else ""
 
     def _session_rules(self) -> SessionRules:
-        config = self._config
+        config = self.config
         return SessionRules(
             tasks=self._tasks,
             lease=config.lease,
@@ -171,18 +172,18 @@ class Agent:
             on_lost=lambda: self._receive(Disconnected()),
         )
         return CoordinatorConnection(
-            self._membership.address,
-            self._membership.dialer,
+            self.membership.address,
+            self.membership.dialer,
             handlers,
-            displaced_wait=self._config.reconnect_max,
+            displaced_wait=self.config.reconnect_max,
             spawn=self._spawn,
             verifier=self._verifier,
         )
 
     def _make_job_slot(self) -> JobSlot:
         save_seen = self._verifier.memory.save if self._verifier is not None else lambda: None
-        versions = VersionFetcher(self._stores, self._connection, wait=self._wait, admit=self._admit)
-        jobs = Jobs(self._config.site, self._stores, self._runner, versions, save_seen=save_seen)
+        versions = VersionFetcher(self.stores, self._connection, wait=self._wait, admit=self._admit)
+        jobs = Jobs(self.config.site, self.stores, self._runner, versions, save_seen=save_seen)
         return JobSlot(jobs, self._runner, spawn=self._spawn, on_event=self._receive)
 
     # ------------------------------------------------------------ life
@@ -208,22 +209,22 @@ class Agent:
         self._num_examples = await self._runner.describe()
         if waiting := len(self.session.outgoing):
             logger.info("%d finished updates of an earlier process wait to be sent", waiting)
-        if self._membership.keeper is not None:
-            self._membership.keeper.on_replaced(lambda _: self._connection.renew())
-        self._spawn(self._membership.keep())
+        if self.membership.keeper is not None:
+            self.membership.keeper.on_replaced(lambda _: self._connection.renew())
+        self._spawn(self.membership.keep())
         self._spawn(self._watch.notices.run())
         self._accept_rollbacks()
         self._connection.dial(0.0)
         while True:
             await asyncio.sleep(POLICY_POLL_S)
-            if self._gate.poll():
+            if self.gate.poll():
                 self._accept_rollbacks()
                 self._policy_changed()
 
     async def _shut_down(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._slot.drop()
+        self.slot.drop()
         await self._watch.notices.close()
         await asyncio.gather(self._connection.hang_up(), self._runner.close())
         running = {task for task in self._background if task is not asyncio.current_task()}
@@ -251,7 +252,7 @@ class Agent:
         for effect in self.session.receive(event, self._loop.time()):
             self._carry_out(effect)
         self._arm_timer()
-        if self._config.exit_when_done and self._has_run_ended and not self.session.outgoing and self._is_idle:
+        if self.config.exit_when_done and self._has_run_ended and not self.session.outgoing and self._is_idle:
             logger.info("no run is left and the spool is empty: done")
             self.stop()
 
@@ -273,27 +274,27 @@ class Agent:
 
     def _hello(self) -> pb.Hello:
         hello = messages.hello(
-            site=self._config.site,
+            site=self.config.site,
             session=secrets.token_hex(8),
             tasks=self._tasks,
             num_examples=self._num_examples if self._security is None or self._security.tells_examples else 0,
-            label=self._config.label,
+            label=self.config.label,
             working_on=self.session.working_on,
             software=software(),
             codecs=supported(),
         )
         hello.process, hello.folder, hello.clock = self._process, self._folder_id, time.time()
-        hello.takes_messages, hello.takes_notices = not self._config.crew.mesh, True
+        hello.takes_messages, hello.takes_notices = not self.config.crew.mesh, True
         hello.joins_sessions = self._sums.joins
         return hello
 
     def _on_connected(self, welcome: pb.Welcome) -> None:
-        logger.info("connected to %s as %s", self._membership.address, self._config.site)
+        logger.info("connected to %s as %s", self.membership.address, self.config.site)
         if welcome.tasks and self._tasks.isdisjoint(welcome.tasks):
             hosted, allowed = ", ".join(welcome.tasks), ", ".join(sorted(self._tasks))
             logger.warning("the coordinator hosts %s; this agent allows %s", hosted, allowed)
         self._has_declined = False
-        self._gate.note_checkpoint(welcome.audit_checkpoint)
+        self.gate.note_checkpoint(welcome.audit_checkpoint)
         self._receive(Connected())
 
     def _on_message(self, message: pb.ServerMessage) -> None:
@@ -302,6 +303,7 @@ class Agent:
         except BadMessage as error:
             logger.warning("a message of the coordinator is not valid and is ignored: %s", error)
             return
+        _note_number(event)
         if self._verifier is not None:
             if (refused := self._verifier.check(message, event)) is not None:
                 self._refuse(event, refused)
@@ -332,17 +334,17 @@ class Agent:
         if message.HasField("notice"):
             logger.warning("the coordinator says: %s", printable(message.notice.text[:NOTICE_MAX]))
         if message.HasField("invite"):
-            self._gate.note_checkpoint(message.invite.audit_checkpoint)
+            self.gate.note_checkpoint(message.invite.audit_checkpoint)
         if isinstance(event, Asked) and isinstance(request := event.request, StatisticsRequest) and request.question:
             text, what = "request %d for statistics of %s asks for a secure sum of %s", request.question.in_words()
             logger.info(text, request.number, request.task, what, extra={"run": request.run_id})
 
     def _run_ended(self, run_id: RunId, state: str) -> None:
         self._runner.run_ended(run_id)
-        self._stores.fresh.forget_run(run_id)
+        self.stores.fresh.forget_run(run_id)
         self._watch.run_ended(run_id, state)
         if state == RunState.FINISHED:
-            self._stores.residuals.forget(run_id)
+            self.stores.residuals.forget(run_id)
 
     def _refuse(self, event: Event | None, refused: Refused) -> None:
         """Log a message that the verifier refuses, and report the job that it asked for to the coordinator as failed.
@@ -388,7 +390,7 @@ class Agent:
         """Return the site's objection to a request, or None; a round whose update is spooled starts no job."""
         if request.key in self.session.outgoing or request.key in self.session.encoded:
             return None
-        if not (decision := self._gate.ask(request)).is_allowed:
+        if not (decision := self.gate.ask(request)).is_allowed:
             return self._forbidden(request, decision)
         if fault := self._sums.objection(request):
             return Forbidden(request, FailureReason.SESSION_REFUSED, fault)
@@ -401,16 +403,16 @@ class Agent:
         return Forbidden(request, reason, f"{decision.rule}: {decision.detail}", waits)
 
     def _admit(self, request: ModelRequest, model: VersionManifest) -> None:
-        if not (decision := self._gate.admit(request, model)).is_allowed:
+        if not (decision := self.gate.admit(request, model)).is_allowed:
             forbidden = self._forbidden(request, decision)
             raise NotAdmitted(forbidden.reason, forbidden.detail)
 
     def _accept_rollbacks(self) -> None:
         """Forget the seen rounds of runs with an accepted rollback, so that the coordinator may ask again."""
-        for run_id in self._gate.accepted_rollbacks():
+        for run_id in self.gate.accepted_rollbacks():
             if self._verifier is not None:
                 self._verifier.memory.forget(RunId(run_id))
-            self._gate.rollback_taken(run_id)
+            self.gate.rollback_taken(run_id)
             text = "the next round and version of run %s are accepted as its newest, as this site's operator decided"
             logger.warning(text, run_id, extra={"run": run_id})
             self._has_declined = True
@@ -420,7 +422,7 @@ class Agent:
         job = self.session.job
         requests = [waiting.request for waiting in self.session.waiting.values()]
         for request in requests if job is None or job.is_released else [*requests, job.request]:
-            if not (decision := self._gate.ask(request)).is_allowed:
+            if not (decision := self.gate.ask(request)).is_allowed:
                 self._receive(self._forbidden(request, decision))
         self._uploads.ask_again()
         self._sums.policy_changed()
@@ -452,47 +454,53 @@ class Agent:
                 if not is_answered:  # an answered update has been logged already
                     text, about = "the update of round %d of %s is no longer wanted: it is deleted", _about(key)
                     logger.info(text, key[2], key[1], extra=about)
-                self._stores.residuals.settle(digest, accepted=accepted)
+                self.stores.residuals.settle(digest, accepted=accepted)
                 crash_points.reached("agent.settled")
                 self._uploads.discard(key, digest)
             case _:
                 self._carry_out_job(effect)
 
     def _report_failure(self, report: ReportFailure) -> None:
-        disclosed = disclosed_failure(report, error_details=self._gate.error_details)
+        disclosed = disclosed_failure(report, error_details=self.gate.error_details)
         self._connection.send(messages.failure(disclosed))
 
     def _report_evaluation(self, report: ReportEvaluation) -> None:
         if report.reason is not None:
             text = "giving up the evaluation of version %d of %s: %s"
             logger.warning(text, report.version, report.run_id, report.detail, extra={"run": report.run_id})
-        disclosed = disclosed_answer(report, error_details=self._gate.error_details)
-        self._connection.send(messages.evaluation(disclosed, self._gate.disclosure))
+        disclosed = disclosed_answer(report, error_details=self.gate.error_details)
+        self._connection.send(messages.evaluation(disclosed, self.gate.disclosure))
 
     def _report_statistics(self, report: ReportStatistics) -> None:
         if report.reason is not None:
             text = "sending no statistics for request %d of %s: %s"
             logger.warning(text, report.number, report.run_id, report.detail, extra={"run": report.run_id})
-        disclosed = disclosed_answer(report, error_details=self._gate.error_details)
-        self._connection.send(messages.site_statistics(disclosed, self._gate.statistics_terms))
+        disclosed = disclosed_answer(report, error_details=self.gate.error_details)
+        self._connection.send(messages.site_statistics(disclosed, self.gate.statistics_terms))
 
     def _carry_out_job(self, effect: Effect) -> None:
         match effect:
             case Download(request):
-                self._slot.begin_download(request)
+                self.slot.begin_download(request)
             case Work(request, budget):
-                self._slot.begin_work(request, budget)
+                self.slot.begin_work(request, budget)
             case Extend(budget):
-                self._slot.extend(budget)
+                self.slot.extend(budget)
             case StopWork(key):
-                self._slot.stop(key)
+                self.slot.stop(key)
             case KillWorker(key):
-                self._slot.kill(key)
+                self.slot.kill(key)
 
     def _wait(self, num_cuts: int) -> float:
-        return delay(num_cuts, self._config.reconnect_min, self._config.reconnect_max, self._rng)
+        return delay(num_cuts, self.config.reconnect_min, self.config.reconnect_max, self._rng)
 
 
 def _about(key: Key) -> dict[str, object]:
     """Return the log fields of a round."""
     return {"run": key[1], "round": key[2]}
+
+
+def _note_number(event: Event | None) -> None:
+    """Remember the number of an invitation's run, for the ids of traces in the lines about it."""
+    if isinstance(event, Asked) and isinstance(event.request, Invitation):
+        note_run(event.request.run_id, event.request.run_number)

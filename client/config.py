@@ -12,7 +12,7 @@ from atoll.client.crew_config import CrewConfig
 from atoll.protocol.identity.names import is_name
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import STRICT, Folder, Plain
-from atoll.protocol.wire.channel import Address, loopback_only
+from atoll.protocol.wire.channel import Address, check_stays_here, loopback_only
 
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
 
@@ -95,6 +95,10 @@ class AgentConfig(BaseModel):
     notify: NotifyConfig = NotifyConfig()
     """Operator whom the agent notifies."""
 
+    metrics: Address | Literal[""] = ""
+    """host:port, on loopback, of the agent's [metrics](monitoring.md) for Prometheus; empty: off, and the agent sends
+    none. Short form: `--metrics`."""
+
     exit_when_done: bool = False
     """End the agent when its runs have ended and the spool is empty, instead of waiting for the next run."""
 
@@ -120,6 +124,12 @@ class AgentConfig(BaseModel):
                 f"python {str(self.python)!r} and crew.mesh {self.crew.mesh!r}: the ranks of a crew run in the agent's "
                 "own environment: install the task's libraries there, and leave python out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _metrics_stay_here(self) -> "AgentConfig":
+        if self.metrics:
+            check_stays_here(self.metrics)
         return self
 
     @model_validator(mode="after")

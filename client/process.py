@@ -36,6 +36,7 @@ async def run_agent(
     runner: Runner | None = None,
     handle_signals: bool = True,
     authorities: Callable[[], bytes] | None = None,
+    on_ready: Callable[[Agent], None] = lambda agent: None,
 ) -> int:
     """Run one agent until a signal ends it, or until it is done; returns the exit code of its process.
 
@@ -46,6 +47,7 @@ async def run_agent(
         handle_signals: shut down cleanly at the signals that end a process; in the main thread only.
         authorities: returns the certificates of the trusted authorities, PEM, for each new connection. None: the
             certificates of the membership; without a membership the agent is `--insecure` and verifies nothing.
+        on_ready: called with the agent before it dials.
 
     Raises:
         ConfigError: the state directory is in use, the policy is not valid, the environment names a proxy that cannot
@@ -80,6 +82,7 @@ async def run_agent(
         life.tell(agent.recovered)
         if handle_signals:
             let_go = call_at_end(agent.stop, "stopped by %s: the agent ends, and finished updates wait in its spool")
+        on_ready(agent)
         service_manager.tell(service_manager.READY, f"{config.site}, dialling {membership.address}")
         return await agent.run()
     finally:

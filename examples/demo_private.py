@@ -40,7 +40,7 @@ SITES, MESH, NUM_RANKS, STRANGER = ("north", "south", "east", "west", "mesh"), "
 RUN = "private-1"
 VICTIM, SLOW_LINE, UPLOAD_LIMIT = "east", "west", 5_000
 KILL_AGENT_IN, KILL_RANK_IN, KILL_COORDINATOR_IN = 2, 3, 4
-BASE_STEPS, ROUNDS, LIMIT_S = 60, 6, 900.0
+BASE_STEPS, ROUNDS, LIMIT_S = 60, 6, 1800.0
 
 
 class Federation(Processes):

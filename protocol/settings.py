@@ -166,15 +166,28 @@ def load_text(
     try:
         return model_type.model_validate(document, context=context)
     except ValidationError as error:
-        errors: dict[Key, list[ErrorDetails]] = {}
-        for detail in error.errors():
-            errors.setdefault(_key(detail, document), []).append(detail)
-    written = {others: table for table, (_, others) in short_tables.items()}
-    for key, details in errors.items():
-        is_set = any(f"{_shown(key)}.".startswith(f"{'.'.join(start)}.") for start in overridden)
-        shown = _shown((written.get(str(key[0]), key[0]), *key[1:]) if len(key) > 1 else key)
-        found = _faults(model_type, key, details, document, shown)
-        faults += [_line("--set" if is_set else name, what) for what in found]
+        for key, found in _found(model_type, error, document):
+            is_set = any(f"{_shown(key)}.".startswith(f"{'.'.join(start)}.") for start in overridden)
+            faults += [_line("--set" if is_set else name, what) for what in found]
+    raise ConfigError(faults)
+
+
+def load_recorded(model_type: type[Model], text: str, *, context: Mapping[str, Any] | None = None) -> Model:
+    """Read settings from the JSON in which Atoll has stored them.
+
+    Raises:
+        ConfigError: they are no settings, or this Atoll does not allow them.
+    """
+    try:
+        return model_type.model_validate_json(text, context=context)
+    except ValidationError as error:
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError):
+            document = None
+        if not isinstance(document, dict):
+            raise ConfigError(["no settings in JSON"]) from None
+        faults = [what for _, found in _found(model_type, error, document) for what in found]
     raise ConfigError(faults)
 
 
@@ -219,6 +232,13 @@ def _apply(override: str, document: dict[str, Any], short_tables: ShortTables) -
     is_within = len(key) > 1 or isinstance(value, dict)
     if is_within and isinstance(text_alone := document.get(key[0]), str) and key[0] in short_tables:
         document[key[0]] = {short_tables[key[0]][0]: text_alone}
+    if (
+        key[0] not in short_tables
+        and len(key) == 1
+        and isinstance(document.get(key[0]), dict) > isinstance(value, dict)
+    ):
+        what = f"{key[0]}: got {short(text.strip())}, and a table is not taken away by an option"
+        raise ValueError(f"{what}; allowed: a table; a new run, from settings without [{key[0]}], has none")
     for part in key[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
@@ -277,6 +297,20 @@ def _shown(key: Key) -> str:
 
 HIDDEN = "hidden"
 """Type of the error (`PydanticCustomError`) about a value that may be a secret and is not repeated."""
+
+
+def _found(
+    model_type: type[BaseModel], error: ValidationError, document: dict[str, Any]
+) -> Iterator[tuple[Key, list[str]]]:
+    """Yield the keys with faults, each with its sentences."""
+    errors: dict[Key, list[ErrorDetails]] = {}
+    for detail in error.errors():
+        errors.setdefault(_key(detail, document), []).append(detail)
+    short_tables: ShortTables = getattr(model_type, "short_tables", {})
+    written = {others: table for table, (_, others) in short_tables.items()}
+    for key, details in errors.items():
+        shown = _shown((written.get(str(key[0]), key[0]), *key[1:]) if len(key) > 1 else key)
+        yield key, _faults(model_type, key, details, document, shown)
 
 
 def _faults(

@@ -10,6 +10,7 @@ from grpc_reflection.v1alpha import reflection
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import services as rpc
+from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import ClientId
 from atoll.protocol.wire.bulk_messages import add_coordinator
@@ -49,6 +50,8 @@ class Ports:
     """The port for enrolment; None in an insecure coordinator, which checks no certificates."""
     service: AdminService
     """The service of the operator's port."""
+    keeper: Keeper | None = None
+    """Keeper of the coordinator's credential; None: it has none."""
 
     @classmethod
     async def open(cls, coordinator: Coordinator, gate: Gate) -> "Ports":
@@ -84,7 +87,8 @@ class Ports:
             enrolment = _enrolment_port(config, members, guard, audit, address, admin_address)
             checks.append(await _add_health(enrolment.server, "Enrolment"))  # for probes, which have no certificate
         _report_clocks(coordinator, checks)
-        return cls(clients, admins, address, admin_address, enrolment, service)
+        keeper = members.keeper if members is not None else None
+        return cls(clients, admins, address, admin_address, enrolment, service, keeper)
 
     async def start(self) -> None:
         """Start answering calls, the operator's port first."""

@@ -14,6 +14,10 @@ OF_EXAMPLES, OF_STEPS = (
 OF_PLANS = ("tests/server/folding/test_private.py",)
 JOBS, FRESH, GATE = "client/work/jobs.py", "client/disk/fresh_bytes.py", "client/policy/gate.py"
 OF_FRESH_NOISE = ("tests/client/work/test_fresh_noise.py",)
+ACCOUNT, LEDGER, SITE = (f"client/policy/budgets/{name}.py" for name in ("account", "ledger", "site_budgets"))
+OF_GATE, OF_LEDGER, OF_ACCOUNT = (
+    (f"tests/client/policy/budgets/test_{name}.py",) for name in ("gate", "ledger", "account")
+)
 
 OF_PRIVACY = (
     Mutant(
@@ -42,11 +46,115 @@ OF_PRIVACY = (
     ),
     Mutant(
         "privacy: a charge does not name its noise",
-        "client/policy/budgets/site_budgets.py",
+        SITE,
         "named = json.dumps([request.content, self._noise, fresh])",
         "named = json.dumps([request.content, self._noise])",
         "the same work with other noise is free",
-        ("tests/client/policy/budgets/test_gate.py",),
+        OF_GATE,
+    ),
+    Mutant(
+        "budget: work is free after its update has left",
+        ACCOUNT,
+        "(charged.work, charged.charge) == (work, charge) and number not in self.updates",
+        "(charged.work, charged.charge) == (work, charge)",
+        "a round that is asked for again is charged once for two updates",
+        OF_ACCOUNT,
+    ),
+    Mutant(
+        "budget: any charge is allowed",
+        ACCOUNT,
+        '        if is_within(kinds, budget.epsilon_max, budget.delta):\n            return ""\n',
+        '        if kinds:\n            return ""\n',
+        "a site spends more than its epsilon_max",
+        OF_ACCOUNT,
+    ),
+    Mutant(
+        "budget: a raised budget goes",
+        ACCOUNT,
+        "is_less = budget.epsilon_max <= opened.epsilon_max and budget.delta <= opened.delta",
+        "is_less = True",
+        "a name whose epsilon was raised in the policy has room again",
+        OF_ACCOUNT,
+    ),
+    Mutant(
+        "budget: an example costs what a client costs",
+        "client/policy/budgets/charge.py",
+        "Steps(part.noise_multiplier / 2.0,",
+        "Steps(part.noise_multiplier,",
+        "a guarantee for clients is charged to examples with twice its noise",
+        OF_ACCOUNT,
+    ),
+    Mutant(
+        "budget: another update of a round is free",
+        ACCOUNT,
+        "            entries.append(Entry(budget.name, Charged(at, again.work, again.charge)))\n            open_ones",
+        "            continue\n            open_ones",
+        "each attempt at a sum sends another masked update, and the first alone is charged",
+        OF_GATE,
+    ),
+    Mutant(
+        "budget: an update that was not charged leaves",
+        ACCOUNT,
+        "        if not charges:\n            return [], (",
+        "        if not charges:\n            continue\n        if False:\n            return [], (",
+        "an update from before the budget leaves",
+        OF_ACCOUNT,
+    ),
+    Mutant(
+        "budget: evaluations are not asked",
+        SITE,
+        "        if request.kind is Kind.EVALUATE:\n            raise ValueError",
+        "        if False:\n            raise ValueError",
+        "metrics without noise leave data with a budget",
+        OF_GATE,
+    ),
+    Mutant(
+        "budget: an older ledger goes",
+        LEDGER,
+        "            fault = self._fault_of_memory(entries, hashes)\n",
+        "            pass\n",
+        "a ledger that was put back refunds",
+        OF_LEDGER,
+    ),
+    Mutant(
+        "budget: a removed memory goes",
+        LEDGER,
+        "        if not fault and anchor == Anchor() and self._is_expected(entries):\n",
+        "        if False:\n",
+        "the tail of the ledger, removed with the agent's memory of it, refunds",
+        OF_LEDGER,
+    ),
+    Mutant(
+        "budget: the memory of a first charge is late",
+        LEDGER,
+        "                if entries and read_anchor(self._folder)[0] == Anchor():\n",
+        "                if False:\n",
+        "an agent that is killed in its first charge allows nothing any more",
+        OF_LEDGER,
+    ),
+    Mutant(
+        "budget: a damaged ledger goes",
+        LEDGER,
+        "                if self.fault:\n                    return [], self.fault\n",
+        "",
+        "a ledger with a changed entry is charged as if it were empty",
+        OF_LEDGER,
+    ),
+    Mutant(
+        "privacy: a sum is judged without the coordinator's noise",
+        "aggregation/masked/fold.py",
+        "are_judged=step.private_sums is None or step.private_sums.noise is None,",
+        "are_judged=True,",
+        "whether a sum is dropped tells a member at the edge of the bound what others have added",
+        ("tests/aggregation/masked/test_fold.py",),
+    ),
+    Mutant(
+        "privacy: a noised sum of any length counts",
+        "aggregation/masked/fold.py",
+        "    if norm > bound:\n        why",
+        "    if False:\n        why",
+        "a member that ignores the bound makes the version",
+        ("tests/aggregation/masked/test_fold.py",),
     ),
     Mutant(
         "privacy: charged after the fold",

@@ -20,7 +20,7 @@ from typing import Any, get_args
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 SECTIONS = ("run", "coordinator", "aggregator", "agent", "policy", "local", "train", "plan", "privacy", "simulation")
-PAGES = ("api.md", "authorisation.md", "commands.md", "configuration.md", "faults.md", "protocol.md")
+PAGES = ("api.md", "authorisation.md", "commands.md", "configuration.md", "faults.md", "monitoring.md", "protocol.md")
 
 MANY = 5
 """Commands from which on an option is explained once for all."""
@@ -113,6 +113,30 @@ def _rules() -> str:
     return _table(("method", "allowed callers"), rows)
 
 
+def _metrics() -> str:
+    from atoll.telemetry.instruments import INSTRUMENTS
+
+    rows = [
+        (
+            f"`{each.name}`",
+            f"`{each.in_prometheus}`",
+            str(each.kind),
+            f"`{each.unit}`",
+            ", ".join(f"`{attribute}`" for attribute in each.attributes) or "-",
+            ", ".join(each.processes),
+            each.description,
+        )
+        for each in INSTRUMENTS
+    ]
+    return _table(("metric", "in Prometheus", "kind", "unit", "attributes", "processes", "meaning"), rows)
+
+
+def _spans() -> str:
+    from atoll.telemetry.spans import SPANS
+
+    return _table(("span", "what it is"), [(f"`{name}`", meaning) for name, meaning in SPANS])
+
+
 def _commands(name: str) -> str:
     """Return the reference of one command, or of each command of a group, such as `run`.
 
@@ -199,6 +223,8 @@ _GENERATORS: dict[str, Callable[[], str]] = {
     "steps": _steps("atoll.ground.process.crash_points"),
     "rank steps": _steps("atoll.parallel.mesh_client.crash_points"),
     "rules": _rules,
+    "metrics": _metrics,
+    "spans": _spans,
     "options": _options,
     "server events": _words("atoll.server.rounds.events", "Event"),
     "server effects": _words("atoll.server.rounds.events", "Effect"),

@@ -5,13 +5,16 @@
     mean = round_half_even(sum_k A_k u_k / sum_k A_k)              integers, over all members
     new  = as in `fold/streaming`, by the server optimizer
 
-The sums of all sessions that count are added as integers. A rule such as the median reduces the sessions' means, each
+The sums of all sessions that count are added as integers. With a noise of the coordinator the norm of their sum is that
+with the noise, and if it is larger than the members and the noise make it none of them counts: whether a version exists
+then says nothing that its values would not say. A rule such as the median reduces the sessions' means, each
 as one update, element by element. Every process has the sums of the elements that it owns, so nothing is exchanged.
 """
 
+import math
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +33,7 @@ from atoll.aggregation.fold.step import Slot, Step
 from atoll.aggregation.fold.streaming import Folded, written
 from atoll.aggregation.fold.tiles import Mean, Parts, float_rule, integer_rule
 from atoll.aggregation.masked.no_sum import NoSum
-from atoll.aggregation.masked.sums import Opened, OpenedSum, Session, open_sums, weight_in
+from atoll.aggregation.masked.sums import Opened, OpenedSum, Session, bound_of, open_sums, weight_in
 from atoll.aggregation.ordered_map import computed_ahead
 from atoll.aggregation.rules.combine import Scratch, combine
 from atoll.aggregation.rules.rule import GeometricRule, check_count
@@ -43,6 +46,9 @@ from atoll.tensors.secure.vector import next_exponent, step_of
 from atoll.tensors.updates.reader import UpdateReader, stored_model, stored_shard
 
 __all__ = ["Outcome", "Session", "fold_masked"]
+
+Tile = tuple[list[Slot], Parts]
+"""The slots that move with a tile, and its new values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +112,14 @@ def fold_masked(
     with ExitStack() as stack:
         masters = stack.enter_context(UpdateReader(stored_model(base) if is_alone else stored_shard(base, owned)))
         opened = open_sums(
-            vector, sessions, parts, exchange=exchange, folder=out.parent, stack=stack, execution=execution
+            vector,
+            sessions,
+            parts,
+            exchange=exchange,
+            folder=out.parent,
+            stack=stack,
+            execution=execution,
+            are_judged=step.private_sums is None or step.private_sums.noise is None,
         )
         opened = _fitting(opened, layout, masters, owned, exchange)
         if not opened.sums:
@@ -120,8 +133,25 @@ def fold_masked(
         tiles = tiles_of(layout, whole if is_alone else owned, execution.tile_elements or TILE_ELEMENTS, step)
         jobs = ((news.moved(tile.tensor), partial(news.of, tile.tensor, tile.start, tile.stop)) for tile in tiles)
         finished = stack.enter_context(closing(computed_ahead(jobs, threads=execution.threads)))
-        folded = written(finished, writer, slots, execution.between, durable=durable)
+        judged = _judged(finished, news, exchange)
+        folded = written(judged, writer, slots, execution.between, durable=durable)
     return folded, _outcome(vector, opened.sums, opened.dropped)
+
+
+def _judged(finished: Iterator[Tile], news: "_NewValues", exchange: Exchange) -> Iterator[Tile]:
+    """Yield the tiles, and at their end, before a file has its name, judge the norm of a sum with one noise for all.
+
+    Raises:
+        NoSum: it is too large.
+    """
+    yield from finished
+    if (bound := news.bound) is None:
+        return
+    everywhere = from_all(exchange, np.array([math.fsum(news.squares)]))
+    norm = math.sqrt(math.fsum(float(part.view(np.float64)[0]) for part in everywhere))
+    if norm > bound:
+        why = f"the norm of all sums with their noise is {norm:.4g}; allowed of their weight: {bound:.4g}"
+        raise NoSum(dict.fromkeys(news.numbers, why))
 
 
 def _fitting(
@@ -182,11 +212,26 @@ class _NewValues:
     ) -> None:
         self._vector, self._sums, self._step, self._masters, self._slots = vector, sums, step, masters, slots
         self._scratch = Scratch()
+        self.squares: list[float] = []
+        """Squares of the norms of the parts of the sum with its noise."""
         self._weight = sum(each.exact.weight for each in sums)
         self._integers = {
             name: rounded_mean(np.sum([each.exact.integers[name] for each in sums], axis=0), total_weight=self._weight)
             for name in vector.exact.integers
         }
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the sessions."""
+        return [each.number for each in self._sums]
+
+    @property
+    def bound(self) -> float | None:
+        """The largest norm of the sum with one noise for all sessions; None: each of them was judged."""
+        if (private := self._step.private_sums) is None or private.noise is None:
+            return None
+        members = sum(each.exact.members for each in self._sums)
+        return bound_of(self._vector, members, self._weight, private.noise.deviation)
 
     def moved(self, tensor: Tensor) -> list[Slot]:
         """Return the slots that move with a tensor."""
@@ -211,6 +256,8 @@ class _NewValues:
                 total += private.noise.between(tensor.name, tensor.num_elements, start, stop)
         mean = total.astype(np.float64)
         np.multiply(mean, step_of(self._vector.encoding.bits, self._vector.ranges[tensor.name]), out=mean)
+        if private is not None and private.noise is not None:
+            self.squares.append(float(np.square(mean).sum()))
         return np.divide(mean, divisor, out=mean)
 
     def _reduced(self, tensor: Tensor, start: int, stop: int) -> NDArray[np.float64]:

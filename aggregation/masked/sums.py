@@ -12,7 +12,10 @@ its members, the weight is at most as large, and the norm of the floats is at mo
     ||sum_k a_k u_k|| <= C sum_k a_k (1 + 1e-6) + rounding
 
 where `rounding` bounds the norm of the differences between values and steps, with more than eight standard deviations.
-In a private sum the norm is that of the sum with its members' noise, and the bound has theirs, too.
+In a private sum the norm is that of the sum with its noise, and the bound has that, too: without it a member could add
+a vector at the edge of the bound, and learn from a dropped sum what the others have added. So members' noise is in the
+words of each session; and where the coordinator adds one noise to all sessions together, no single one is judged here,
+but their sum with the noise, as it is published (`fold`).
 """
 
 import math
@@ -155,6 +158,7 @@ def open_sums(
     folder: Path,
     stack: ExitStack,
     execution: Execution,
+    are_judged: bool = True,
 ) -> Opened:
     """Open the sums of sessions, together with all other ranks.
 
@@ -166,6 +170,7 @@ def open_sums(
         folder: where the files of the sums lie; they have no names.
         stack: until which the files stay open.
         execution: threads of this rank.
+        are_judged: drop each sum whose norm is too large; else the noise of all of them is added later.
 
     Raises:
         ExchangeBroken: another rank is gone or has failed.
@@ -188,31 +193,36 @@ def open_sums(
                 continue
             file = stack.enter_context(tempfile.TemporaryFile(dir=folder))
             norm = words.opened(segments, exchange, file, execution)
-        bound = bound_of(vector, exact)
-        if norm > bound:
-            is_told = not vector.encoding.is_private  # the noise is not yet in it, or the members' alone
-            its_norm = f"{norm:.4g}" if is_told else "too large"
-            dropped[session.number] = f"its norm is {its_norm}; allowed of its weight: {bound:.4g}"
+        bound = bound_of(vector, exact.members, exact.weight, vector.encoding.share * math.sqrt(exact.members))
+        if are_judged and norm > bound:
+            dropped[session.number] = f"its norm is {norm:.4g}; allowed of its weight: {bound:.4g}"
             file.close()
             continue
         sums.append(OpenedSum(session.number, exact, vector, segments[exchange.rank], file))
     return Opened(tuple(sums), dropped)
 
 
-def bound_of(vector: Vector, exact: ExactSum) -> float:
-    """Return the largest norm of a sum of this weight."""
+def bound_of(vector: Vector, members: int, weight: int, deviation: float) -> float:
+    """Return the largest norm of a sum.
+
+    Args:
+        vector: of the sum.
+        members: number of its members.
+        weight: the sum of their weights [steps].
+        deviation: standard deviation of the noise in it [steps].
+    """
     encoding = vector.encoding
     squares = 0.0
     for tensor in vector.floats:
         step, count = step_of(encoding.bits, vector.ranges[tensor.name]), tensor.num_elements
-        most = exact.members * math.sqrt(count)  # each value is less than a step from its word
-        usual = 0.5 * math.sqrt(exact.members * count) + 4.0 * math.sqrt(exact.members)
+        most = members * math.sqrt(count)  # each value is less than a step from its word
+        usual = 0.5 * math.sqrt(members * count) + 4.0 * math.sqrt(members)
         squares += (step * min(most, usual)) ** 2
     noise = 0.0
-    if encoding.share:  # the norm of d normal numbers is at most sqrt(d) + 8, but for a chance of e^-32
+    if deviation:  # the norm of d normal numbers is at most sqrt(d) + 8, but for a chance of e^-32
         step = step_of(encoding.bits, encoding.ranges[0])
-        noise = step * encoding.share * math.sqrt(exact.members) * (math.sqrt(vector.num_values) + 8.0)
-    return encoding.clip_norm * weight_in(exact.weight) * (1.0 + EXCESS) + math.sqrt(squares) + noise
+        noise = step * deviation * (math.sqrt(vector.num_values) + 8.0)
+    return encoding.clip_norm * weight_in(weight) * (1.0 + EXCESS) + math.sqrt(squares) + noise
 
 
 class _SessionWords:

@@ -2,13 +2,16 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli.command import if_stopped
 from atoll.cli.printing import note, say
 from atoll.operations.faults import CommandError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NEEDED = ("starlette", "uvicorn", "jinja2", "anyio")
 """The packages of the extra `dashboard`."""
@@ -31,9 +34,12 @@ Listen = Annotated[
     ),
 ]
 Open = Annotated[bool, typer.Option("--open", help="Open the link in this user's browser.")]
+NoLive = Annotated[
+    bool, typer.Option("--no-live", help="Follow no run: a page changes when it is loaded again.", show_default=False)
+]
 
 
-def dashboard(places: Places = None, listen: Listen = "", open_: Open = False) -> None:
+def dashboard(places: Places = None, listen: Listen = "", open_: Open = False, no_live: NoLive = False) -> None:
     """Show runs, rounds, sites and members as pages in a browser. It reads, and changes nothing.
 
     It prints a link that opens a session once, within ten minutes; `atoll dashboard link` prints another one. Every
@@ -49,7 +55,7 @@ def dashboard(places: Places = None, listen: Listen = "", open_: Open = False) -
         if places == [LINK] and not Path(LINK).exists():
             say(listener.another_link(listen, listener.runtime_folder(), time.time()))
             return
-        _serve(places or [], listen or listener.DEFAULT, open_=open_)
+        _serve(places or [], listen or listener.DEFAULT, open_=open_, is_live=not no_live)
     except AtollError as error:
         raise CommandError(*error.faults) from None
 
@@ -64,9 +70,12 @@ def _check_packages() -> None:
         )
 
 
-def _serve(places: list[str], listen: str, *, open_: bool) -> None:
+def _serve(places: list[str], listen: str, *, open_: bool, is_live: bool) -> None:
+    from atoll.cli import log
     from atoll.dashboard.process import serve
     from atoll.protocol.signals import call_at_end
+
+    log.configure("dashboard")
 
     def ready(address: str, link: str) -> None:
         note(f"the pages are at {address}; this link opens a session, once, within ten minutes:")
@@ -74,4 +83,7 @@ def _serve(places: list[str], listen: str, *, open_: bool) -> None:
         if open_:
             typer.launch(link)
 
-    serve(places, listen, ready=ready, ends=lambda end: call_at_end(end, "stopped by %s: the dashboard ends"))
+    def ends(end: "Callable[[], object]") -> None:
+        call_at_end(end, "stopped by %s: the dashboard ends")
+
+    serve(places, listen, is_live=is_live, ready=ready, ends=ends)

@@ -8,7 +8,7 @@ import stat
 import time
 from contextlib import suppress
 
-from atoll.protocol.log_fields import fields_of
+from atoll.protocol.log_fields import fields_of, trace_of
 
 VARIABLE = "ATOLL_LOG"
 """The environment variable of the form of the log, for the processes that this one starts."""
@@ -42,7 +42,7 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """JSON formatter: `time` (UTC), `level`, `process`, `log_fields.FIELDS`, `logger`, `message`, `traceback`."""
+    """JSON formatter: `time` (UTC), `level`, `process`, `log_fields.FIELDS`, ids of the trace, `logger`, `message`."""
 
     def __init__(self, process: str, site: str) -> None:
         super().__init__("%(message)s")
@@ -59,6 +59,7 @@ class _Json(logging.Formatter):
         if self._site:
             said["site"] = self._site
         said |= fields_of(record)
+        said |= trace_of(said)
         said |= {"logger": record.name, "message": record.getMessage()}
         if record.exc_info:
             said["traceback"] = self.formatException(record.exc_info)
@@ -100,7 +101,7 @@ def configure(process: str, site: str = "", form: str = "text") -> None:
     """Send Atoll's records from `info` upward, and the warnings of other libraries, to standard error.
 
     Args:
-        process: `coordinator`, `agent`, `rank` or `authority`.
+        process: `coordinator`, `agent`, `rank`, `authority` or `dashboard`.
         site: the name of an agent's site; it follows the time in every line, as several agents may share a terminal.
         form: `text`, lines for a person, or `json`.
     """

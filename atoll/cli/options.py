@@ -57,6 +57,16 @@ Log = Annotated[
         help="Form of the log's lines on standard error: for a person, or JSON objects for a program.",
     ),
 ]
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="Serve metrics for Prometheus at this address; needs the extra telemetry. By default none; short for the "
+        "setting metrics.",
+        show_default=False,
+    ),
+]
 DropEmpty = Annotated[bool, typer.Option("--drop-empty", help=DROP_EMPTY.help)]
 Insecure = Annotated[
     bool | None,

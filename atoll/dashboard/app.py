@@ -1,4 +1,4 @@
-"""The pages at their addresses: each as HTML, and as JSON at the same address with `.json`."""
+"""The pages at their addresses: each as HTML, as JSON at the same address with `.json`, and the stream of news."""
 
 import json
 import time
@@ -13,18 +13,26 @@ import jinja2
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from atoll.dashboard.access import LINK_S, LOGIN, SESSION_S, Guard, Sessions
+from atoll.dashboard.live import Live, Pictures
 from atoll.dashboard.pages import addresses, rounds, run, runs, simulated, sites, versions
 from atoll.dashboard.pages.blocks import Page, Sentences, fates_of
 from atoll.dashboard.sources import Source
 from atoll.ground.printable import printable
+from atoll.interface.deployed import DeployedRun
 from atoll.interface.errors import AtollError
 
 HERE = Path(__file__).parent
+
+LIVE = "/live"
+"""The address of the stream of news."""
+
+KEYS_MAX = 64
+"""Largest number of runs that one stream may ask for."""
 
 READERS = 4
 """Largest number of views that are read at one time."""
@@ -64,6 +72,8 @@ class Asked:
     run: str
     path: Mapping[str, Any]
     query: Mapping[str, str]
+    lines: Sequence[tuple[float, str]] = ()
+    """The newest lines of the run's log, if it is followed."""
 
     def only(self, *names: str) -> dict[str, str]:
         """Return some values of the query that are not empty."""
@@ -94,7 +104,7 @@ def of_run(asked: Asked) -> Answer:
 
     def make() -> Page:
         newest = here.page("rounds", count=run.ROUNDS_MAX, last=True).rows
-        return run.run(source.number, source.label, document, toml, newest, here.fates(run.ROUNDS_MAX))
+        return run.run(source.number, source.label, document, toml, newest, here.fates(run.ROUNDS_MAX), asked.lines)
 
     return document, make
 
@@ -196,11 +206,19 @@ class Dashboard:
         sessions: the sessions of the browsers.
         cookie: the name of their cookie.
         clock: returns the time [s since the epoch].
+        is_live: whether pages change by themselves.
     """
 
     def __init__(
-        self, sources: Sequence[Source], sessions: Sessions, cookie: str, clock: Callable[[], float] = time.time
+        self,
+        sources: Sequence[Source],
+        sessions: Sessions,
+        cookie: str,
+        clock: Callable[[], float] = time.time,
+        *,
+        is_live: bool = True,
     ) -> None:
+        self._live, self._pictures, self._is_live = Live(self._run), Pictures(), is_live
         self._sources = {source.number: source for source in sources}
         self._sessions, self._cookie, self._clock = sessions, cookie, clock
         self._limiter: anyio.CapacityLimiter | None = None
@@ -216,6 +234,7 @@ class Dashboard:
     def app(self, hosts: set[str]) -> Guard:
         """Return the application, which answers requests to these values of `Host` alone."""
         routes = [Route(LOGIN, self._login), Route("/", self._runs), Route("/runs.json", self._runs)]
+        routes += [Route(LIVE, self._news)] if self._is_live else []
         for path, read in PAGES:
             routes += [Route(f"{path}.json", self._page(read)), Route(path, self._page(read))]
         app = Starlette(
@@ -230,23 +249,41 @@ class Dashboard:
             self._limiter = anyio.CapacityLimiter(READERS)
         return await anyio.to_thread.run_sync(call, limiter=self._limiter)
 
+    def _source(self, place: int) -> Source:
+        if (source := self._sources.get(place)) is None:
+            raise AtollError(f"there is no place {place} (known: 1 to {len(self._sources)})")
+        return source
+
+    def _run(self, key: str) -> DeployedRun:
+        """Return the run of a key, such as `1/digits-1`; raises AtollError."""
+        place, _, run_id = key.partition("/")
+        return self._source(int(place) if place.isascii() and place.isdecimal() else 0).deployed(run_id)
+
     def _page(self, read: Callable[[Asked], Answer]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
             path = request.path_params
-            source = self._sources.get(path["place"])
-            if source is None:
-                raise AtollError(f"there is no place {path['place']} (known: 1 to {len(self._sources)})")
-            asked = Asked(source, addresses.name_in(path.get("run", "")), path, dict(request.query_params))
-            is_json = request.url.path.endswith(".json")
+            source, run_id = self._source(path["place"]), addresses.name_in(path.get("run", ""))
+            followed = self._live.of(f"{source.number}/{run_id}")
+            lines = () if followed is None else tuple(followed.lines)
+            asked = Asked(source, run_id, path, dict(request.query_params), lines)
+            if request.url.path.endswith(".json"):
+                found = await self._read(lambda: _json(read(asked)[0]))
+                return Response(found, media_type="application/json")
 
-            def made() -> str:
-                document, make = read(asked)
-                return _json(document) if is_json else self._html(make())
+            async def render() -> str:
+                html: str = await self._read(lambda: self._html(read(asked)[1]()))
+                return html
 
-            found = await self._read(made)
-            return Response(found, media_type="application/json") if is_json else HTMLResponse(found)
+            if followed is None:
+                return HTMLResponse(await render())
+            return HTMLResponse(await self._pictures.picture(str(request.url), followed, render))
 
         return answer
+
+    async def _news(self, request: Request) -> Response:
+        keys = request.query_params.getlist("run")[:KEYS_MAX]
+        headers = {"x-accel-buffering": "no"}
+        return StreamingResponse(self._live.stream(keys), media_type="text/event-stream", headers=headers)
 
     async def _runs(self, request: Request) -> Response:
         query = request.query_params
@@ -282,7 +319,7 @@ class Dashboard:
         return HTMLResponse(self._html(Page("Not shown", [Sentences("Why", lines)])), status)
 
     def _html(self, page: Page) -> str:
-        return self._templates.get_template("page.html").render(page=page)
+        return self._templates.get_template("page.html").render(page=page, is_live=self._is_live)
 
 
 def _json(document: Any) -> str:

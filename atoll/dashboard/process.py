@@ -50,6 +50,7 @@ def serve(
     places: Sequence[str],
     listen: str,
     *,
+    is_live: bool,
     ready: Callable[[str, str], None],
     ends: Callable[[Callable[[], object]], object],
 ) -> None:
@@ -58,6 +59,7 @@ def serve(
     Args:
         places: the places; empty: those of the current folder.
         listen: the address.
+        is_live: whether pages change by themselves.
         ready: is told the address and a link that works once, when the pages can be opened.
         ends: is given the function that begins the end, within the running loop.
 
@@ -68,7 +70,7 @@ def serve(
     wanted, found = listener_of(listen), sources(places)
     listening, here = bound(wanted)
     key = new_key()
-    dashboard = Dashboard(found, Sessions(key), here.cookie)
+    dashboard = Dashboard(found, Sessions(key), here.cookie, is_live=is_live)
     config = uvicorn.Config(
         dashboard.app(here.hosts),
         log_level="warning",

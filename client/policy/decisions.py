@@ -37,6 +37,16 @@ REMEMBERED_MAX = 1000
 """Number of requests whose last decision is remembered, so that a repetition is not written again."""
 
 
+def charges_in_log(folder: Path) -> bool:
+    """Return whether the log of a state directory has a charge; reads all of it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    needle = f'"{CHARGED}"'.encode()
+    return any(needle in path.read_bytes() for path in sorted((folder / NAME).glob("*.jsonl")))
+
+
 class DecisionLog:
     """Log of decisions in an agent's state directory; a line survives a crash of the process once `write` returns.
 

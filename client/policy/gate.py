@@ -9,6 +9,7 @@ import logging
 import shlex
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +89,8 @@ class Gate:
             self._check_budgets()
         except OSError as error:
             raise ConfigError([f"state: {error}"]) from error
+        self.decisions: Counter[Decision] = Counter()
+        """Number of decisions of this process by outcome and rule; their details are left out."""
         self.awaiting: dict[str, str] = {}
         """Runs that wait for the operator's approval, each with its log message."""
         self._site_fault: Callable[[], str] = str
@@ -294,6 +297,11 @@ class Gate:
         return decision
 
     def _decide_and_count(self, request: PolicyRequest) -> Decision:
+        decision = self._decided(request)
+        self.decisions[Decision(decision.outcome, decision.rule)] += 1
+        return decision
+
+    def _decided(self, request: PolicyRequest) -> Decision:
         decision, turn = self._decide(request)
         policy = self._file.policy
         if decision.is_allowed and request.kind in COUNTED:

@@ -20,6 +20,8 @@ class _Running:
     task: "asyncio.Task[Event]"
     is_dropped: bool = False
     """Whether the job's event is dropped: the session no longer waits for it."""
+    begun: float | None = None
+    """Instant at which its work began, on the loop's clock; None: it waits for its predecessor."""
 
 
 class JobSlot:
@@ -45,6 +47,8 @@ class JobSlot:
         self._jobs, self._runner, self._spawn, self._on_event = jobs, runner, spawn, on_event
         self._running: _Running | None = None
         self._newest_task: asyncio.Task[Event] | None = None
+        self.listeners: list[Callable[[Key, Event, float], None]] = []
+        """Called with the key, the event and the duration [s] of each work that has returned, downloads excepted."""
 
     def begin_download(self, request: ModelRequest) -> None:
         """Download the version that a request names."""
@@ -92,6 +96,7 @@ class JobSlot:
         async def run() -> Event:
             if predecessor is not None and not predecessor.done():
                 await asyncio.wait({predecessor})
+            running.begun = asyncio.get_running_loop().time()
             with about(run=key[1], round=key[2] if key[0] == "round" else None):
                 return await work()
 
@@ -102,5 +107,9 @@ class JobSlot:
     def _ended(self, running: _Running, task: "asyncio.Task[Event]") -> None:
         if self._running is running:
             self._running = None
-        if not (running.is_dropped or task.cancelled() or task.exception()):
-            self._on_event(task.result())
+        if running.is_dropped or task.cancelled() or task.exception():
+            return
+        if running.begun is not None and not running.is_download:
+            for listener in self.listeners:
+                listener(running.key, task.result(), task.get_loop().time() - running.begun)
+        self._on_event(task.result())

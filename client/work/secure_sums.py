@@ -9,6 +9,7 @@ for another attempt.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -64,6 +65,15 @@ class _Membership:
         self.is_dropped = False  # whether its session is over for this agent
 
 
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """Metrics of an evaluation, or statistics, encoded for a secure sum."""
+
+    of_sum: str
+    """`Terms.of_sum` of the sum that they are encoded for, in hexadecimal: they are in no other sum."""
+    words: bytes = field(repr=False)
+
+
 class SecureSums:
     """Members of the sessions that this agent is in.
 
@@ -93,9 +103,7 @@ class SecureSums:
         self._noise_secret = stores.noise_secret
         self._send, self._spawn, self._on_event = send, spawn, on_event
         self._members: dict[Key, _Membership] = {}
-        # metrics of evaluations, and statistics, both encoded; in memory alone, as to make them again costs little
-        self._metrics: dict[Key, bytes] = {}
-        self._metrics_for: dict[Key, str] = {}  # `Terms.of_sum` of the sum that each is encoded for
+        self._numbers: dict[Key, _Numbers] = {}  # in memory alone, as to make them again costs little
         self._masking = asyncio.Lock()
 
     @property
@@ -106,7 +114,7 @@ class SecureSums:
     def objection(self, request: Request) -> str:
         """Return why this site does not work for the sum of a request, and log it; empty: it does, or has done so."""
         terms = request.secure
-        if terms is None or request.key in self._encoded.entries() or request.key in self._metrics:
+        if terms is None or request.key in self._encoded.entries() or request.key in self._numbers:
             return ""
         if self._security is None:
             return "this agent has no certificate (--insecure), so it joins no secure sum: enrol it with a join code"
@@ -159,38 +167,39 @@ class SecureSums:
         """
         if key in self._encoded.entries():
             return self._encoded[key].terms
-        return self._metrics_for.get(key, "")
+        return self._numbers[key].of_sum if key in self._numbers else ""
 
     def _encode(
         self, request: EvaluationRequest | StatisticsRequest, terms: Terms, sums: Sums | SiteStatistics | None
     ) -> str:
         """Encode metrics or statistics once, for all attempts at their sum; return why they cannot be added."""
         key = request.key
-        if key in self._metrics:
+        if key in self._numbers:
             return ""
-        self._metrics_for[key] = terms.of_sum.hex()
         if sums is None:
             return "what this site has measured is in another sum already"
         if isinstance(request, StatisticsRequest):
             assert request.question is not None
             assert isinstance(sums, SiteStatistics)
-            return self._encode_statistics(key, request.question, sums)
+            return self._encode_statistics(key, terms, request.question, sums)
         assert not isinstance(sums, SiteStatistics)
         if terms.layout != layout_digest((), terms.metrics):
             return "the terms of an evaluation are of tensors, and it adds metrics alone"
-        self._metrics[key], left_out = encode_metrics(sums, terms.metrics)
+        words, left_out = encode_metrics(sums, terms.metrics)
+        self._numbers[key] = _Numbers(terms.of_sum.hex(), words)
         for sentence in left_out:
             logger.warning("not in the secure sum of the evaluation of version %d: %s", terms.round, sentence)
         return ""
 
-    def _encode_statistics(self, key: Key, question: Question, statistics: SiteStatistics) -> str:
+    def _encode_statistics(self, key: Key, terms: Terms, question: Question, statistics: SiteStatistics) -> str:
         """Encode what the policy lets leave of statistics; parts that stay here count as absent."""
         assert self._security is not None
         try:
             asked = guarded(asked_parts(statistics, question), self._security.statistics_terms)
-            self._metrics[key] = encode_numbers(numbers_of(asked.parts, question))
+            words = encode_numbers(numbers_of(asked.parts, question))
         except OtherLayout as fault:
             return str(fault)
+        self._numbers[key] = _Numbers(terms.of_sum.hex(), words)
         for place, why in asked.withheld.items():
             logger.info("not in the secure sum of request %d for statistics: %s: %s", key[2], ".".join(place), why)
         return ""
@@ -221,8 +230,7 @@ class SecureSums:
 
     def _delete(self, key: Key) -> None:
         self._encoded.discard(key)
-        self._metrics.pop(key, None)
-        self._metrics_for.pop(key, None)
+        self._numbers.pop(key, None)
 
     def _drop(self, key: Key) -> None:
         if (membership := self._members.pop(key, None)) is not None:
@@ -266,8 +274,8 @@ class SecureSums:
                 if member.terms.purpose == "update":
                     share = share_of(self._noise_secret, member.terms, session)
                     await self._mask(membership, pairs, share)
-                elif (metrics := self._metrics.get(membership.key)) is not None and not membership.is_dropped:
-                    self._say(member.terms, MaskedWords(mask_metrics(metrics, pairs)))
+                elif (numbers := self._numbers.get(membership.key)) is not None and not membership.is_dropped:
+                    self._say(member.terms, MaskedWords(mask_metrics(numbers.words, pairs)))
                     crash_points.reached("agent.masked")
             case Send(message):
                 if isinstance(message, Gone):

@@ -8,7 +8,6 @@ import secrets
 from pathlib import Path
 
 from atoll.ground.noise.key import BYTES, key_of
-from atoll.protocol.identity.credential import write_private
 
 FILE = "noise.key"
 
@@ -23,6 +22,8 @@ def noise_secret(folder: Path) -> bytes:
     try:
         found = path.read_text("ascii", errors="replace").strip()
     except FileNotFoundError:
+        from atoll.protocol.identity.credential import write_private  # a view that reads a number needs no cryptography
+
         found = secrets.token_hex(BYTES)
         write_private(path, f"{found}\n".encode())
     if re.fullmatch(f"[0-9a-f]{{{2 * BYTES}}}", found) is None:

@@ -158,6 +158,19 @@ def loopback_only(address: str) -> tuple[str, int]:
     return host, port
 
 
+def check_stays_here(metrics: str) -> None:
+    """Check that the metrics of an agent or a rank are on loopback.
+
+    Raises:
+        ValueError: they are on another interface.
+    """
+    if not is_loopback(parse_address(metrics)[0]):
+        raise ValueError(
+            f"metrics {metrics!r}: allowed: 127.0.0.1, localhost or [::1]; a collector on this machine, or "
+            "OTEL_EXPORTER_OTLP_ENDPOINT, takes them elsewhere"
+        )
+
+
 def bracketed(host: str) -> str:
     """Return a host as it is written before a port: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host

@@ -8,7 +8,14 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import STRICT, Folder
-from atoll.protocol.wire.channel import Address, bracketed, is_wildcard, loopback_only, parse_address
+from atoll.protocol.wire.channel import (
+    Address,
+    bracketed,
+    check_stays_here,
+    is_wildcard,
+    loopback_only,
+    parse_address,
+)
 from atoll.server.config.database_url import DatabaseUrl
 from atoll.server.rounds.policy import Seconds, SecondsOrNone
 
@@ -134,6 +141,10 @@ class CoordinatorConfig(BaseModel):
     aggregator_patience: Seconds = 600.0
     """Seconds that a rank may be away while a round is folded; then the round is abandoned."""
 
+    metrics: Address | Literal[""] = ""
+    """host:port of the [metrics](monitoring.md) for Prometheus; port 0: the system chooses; empty: off. On another
+    interface than loopback a reader needs a certificate of role owner, operator or auditor. Short form: `--metrics`."""
+
     @property
     def enrol_address(self) -> str:
         """host:port for enrolment."""
@@ -154,7 +165,7 @@ class CoordinatorConfig(BaseModel):
     @model_validator(mode="after")
     def _addresses_suit(self) -> "CoordinatorConfig":
         if self.insecure:
-            for address in (self.listen, self.admin):
+            for address in filter(None, (self.listen, self.admin, self.metrics)):
                 loopback_only(address)
         elif not self.enrol and parse_address(self.listen)[1] == PORT_MAX:
             raise ValueError(_NO_NEXT_PORT.format(self.listen))
@@ -167,6 +178,8 @@ class CoordinatorConfig(BaseModel):
     def _clashes(self) -> Iterator[str]:
         """Yield the pairs of equal ports; an insecure coordinator has no port for enrolment."""
         ports = {"listen": self.listen, "admin": self.admin}
+        if self.metrics:
+            ports["metrics"] = self.metrics
         if not self.insecure:
             ports["enrol" if self.enrol else "enrol (the port after listen)"] = self.enrol_address
         for (name, address), (other, other_address) in combinations(ports.items(), 2):
@@ -210,10 +223,20 @@ class AggregatorConfig(BaseModel):
     """Largest number of clients connected at the same time. The coordinator passes its value to the ranks that it
     starts."""
 
+    metrics: Address | Literal[""] = ""
+    """host:port, on loopback, of this rank's [metrics](monitoring.md) for Prometheus; empty: off. Short form:
+    `--metrics`."""
+
     @model_validator(mode="after")
     def _rank_is_one_of_them(self) -> "AggregatorConfig":
         if self.rank >= self.ranks:
             raise ValueError(f"rank {self.rank} is not in 0..{self.ranks - 1}")
+        return self
+
+    @model_validator(mode="after")
+    def _metrics_stay_here(self) -> "AggregatorConfig":
+        if self.metrics:
+            check_stays_here(self.metrics)
         return self
 
     @model_validator(mode="after")

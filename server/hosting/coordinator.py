@@ -55,7 +55,7 @@ from atoll.server.hosting.update_judge import UpdateJudge
 from atoll.server.identity.admission import Admission, joined
 from atoll.server.identity.signing import Signer
 from atoll.server.journal.journal import Journal
-from atoll.server.journal.rows import RunRow
+from atoll.server.journal.rows import Batch, RunRow
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.names import presence
 from atoll.server.names.places import Places
@@ -157,8 +157,11 @@ class Coordinator:
         """Notices to the operator, from the end of `start` on."""
         self.restoration: Restoration | None = None
         """The restoration of the state directory; None: it is not a restored one."""
-        self._has_recovered = False
-        self.recovered = ""
+        self.on_commit: list[Callable[[Batch, float], None]] = []
+        """Called with the rows and the duration [s] of each group commit that is on disk."""
+        self.sent_bytes = 0
+        """Bytes of versions that this process has sent."""
+        self._has_recovered, self.recovered = False, ""
         """Open runs of an earlier process with their progress; empty: there is none."""
         self._adding = asyncio.Lock()
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -184,6 +187,7 @@ class Coordinator:
             authorities=lambda: self.authorities(),
             num_ranks=self.config.aggregators,
             announce_end=self.attendance.announce_end,
+            on_commit=self.on_commit,
         )
 
     # ------------------------------------------------------------ life

@@ -237,12 +237,15 @@ class JournaledDriver(ABC, Generic[E, F]):
         if rows.snapshots:
             crash_points.reached("snapshot.before")
         while True:
+            begun = self._loop.time()
             try:
                 await begin_on_thread(self._shared.journal_thread, self._shared.journal.commit, rows)
                 break
             except DiskFull as error:
                 logger.error("the journal cannot be written, the run waits for space: %s", error)
                 await asyncio.sleep(DISK_RETRY_S)
+        for listener in self._shared.on_commit:
+            listener(rows, self._loop.time() - begun)
         if rows.snapshots:
             crash_points.reached("snapshot.after")
 

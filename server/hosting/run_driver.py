@@ -9,7 +9,7 @@ from atoll.aggregation.masked.no_sum import NoSum
 from atoll.ground.durable import DiskFull
 from atoll.ground.process import crash_points
 from atoll.protocol.atoll_pb2 import ServerMessage
-from atoll.protocol.log_fields import about
+from atoll.protocol.log_fields import about, note_run
 from atoll.protocol.threads import on_daemon_thread, on_thread
 from atoll.protocol.vocabulary import TERMINAL, ClientId, RoundId, RunState, Version
 from atoll.protocol.wire.allocator import MUCH_BYTES, give_back
@@ -98,6 +98,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
             shared.authorities,
             shared.num_ranks,
         )
+        note_run(parts.run_id, parts.number)
         self._narrator = Narrator()
         self._is_watching_disk, self._bytes_wanted = False, 0
         self._folding: Aggregate | None = None  # the fold that the open round awaits

@@ -1,6 +1,6 @@
 """The parts from which a run's driver is built: the run's, and those that all runs share."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ from atoll.server.folding.evaluator import Evaluator
 from atoll.server.folding.reducer import Reducer
 from atoll.server.hosting.control_streams import Hub
 from atoll.server.journal.journal import Journal
+from atoll.server.journal.rows import Batch
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler
@@ -59,3 +60,5 @@ class SharedParts:
     """Returns the certificates of the trusted authorities, PEM; empty: the coordinator is `--insecure`."""
     num_ranks: int = 0
     """Number of aggregation ranks; 0: the coordinator receives the updates."""
+    on_commit: Sequence[Callable[[Batch, float], None]] = ()
+    """Called, once a group commit is on disk, with its rows and its duration [s]; the sequence may grow."""

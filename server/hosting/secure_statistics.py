@@ -105,8 +105,8 @@ def sites_to_ask(config: RunConfig, task: str, connections: list[Connection], kn
     sessions = _divided(found, known, replace(secure.rules(), sessions=1), f"statistics {config.seed} {task}")
     if (largest := max(map(len, sessions))) > secure.session_max:
         raise OperatorError(
-            f"the newest sum of this task's statistics is of {largest} sites in one session, and secure.session_max is "
-            f"{secure.session_max}: allowed is at least {largest}, as sites sign no sum over others"
+            f"the newest sum of this task's statistics is of {count_of(largest, 'site')} in one session, and "
+            f"secure.session_max is {secure.session_max}; allowed is at least {largest}: sites sign no sum over others"
         )
     return Asked(tuple(sorted(tuple(sorted(names)) for names in sessions)), bool(wanted))
 

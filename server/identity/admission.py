@@ -39,7 +39,7 @@ class Admission:
     def __init__(
         self, is_revoked: Callable[[Identity, int], bool], has_joined: Callable[[ClientId, RunId], bool]
     ) -> None:
-        self._is_revoked, self._has_joined = is_revoked, has_joined
+        self.is_revoked, self._has_joined = is_revoked, has_joined
 
     async def refusals(self, callers: Sequence[Caller]) -> Sequence[Denied | None]:
         """Return the refusal of each caller; None for an admitted caller."""
@@ -47,7 +47,7 @@ class Admission:
 
     def _refusal(self, caller: Caller) -> Denied | None:
         (identity, serial), run_id = (caller.peer.identity, caller.peer.serial), caller.run_id
-        if self._is_revoked(identity, serial):
+        if self.is_revoked(identity, serial):
             return Denied(grpc.StatusCode.UNAUTHENTICATED, f"the certificate of {identity} is revoked")
         is_client = identity.role is Role.CLIENT
         if run_id is not None and is_client and not self._has_joined(ClientId(identity.name), run_id):

@@ -35,7 +35,7 @@ def _only(*roles: Role, touching: Touches = Touches.NOTHING) -> dict[Role, Touch
 
 
 _OPERATORS = _only(Role.OWNER, Role.OPERATOR)
-_READERS = _only(Role.OWNER, Role.OPERATOR, Role.AUDITOR)
+READERS = _only(Role.OWNER, Role.OPERATOR, Role.AUDITOR)
 _MEMBERS = _only(Role.CLIENT, touching=Touches.OWN_RUNS)
 _RANKS = _only(Role.AGGREGATOR)
 _GRANTERS = {**_only(Role.OWNER), **_only(Role.OPERATOR, touching=Touches.SITES)}
@@ -48,7 +48,7 @@ _COORDINATOR, _AGGREGATOR, _AGGREGATION, _ADMIN, _ENROLMENT, _MEMBERSHIP, _SIGNI
 
 RULES: Mapping[str, Rule] = {
     _COORDINATOR + "Session": Rule(_only(Role.CLIENT, touching=Touches.OWN_NAME)),
-    _COORDINATOR + "GetManifest": Rule({**_MEMBERS, **_RANKS, **_READERS}),
+    _COORDINATOR + "GetManifest": Rule({**_MEMBERS, **_RANKS, **READERS}),
     _COORDINATOR + "Download": Rule({**_MEMBERS, **_RANKS, **_OPERATORS}),
     _COORDINATOR + "Upload": Rule(_only(Role.CLIENT, touching=Touches.OWN_NAME)),
     _AGGREGATOR + "Download": Rule({**_MEMBERS, **_only(Role.COORDINATOR), **_OPERATORS}),
@@ -66,13 +66,13 @@ RULES: Mapping[str, Rule] = {
     _ADMIN + "PauseRun": Rule(_OPERATORS),
     _ADMIN + "ResumeRun": Rule(_OPERATORS),
     _ADMIN + "DeleteRun": Rule(_only(Role.OWNER)),
-    _ADMIN + "ListRanks": Rule(_READERS),
-    _ADMIN + "Look": Rule(_READERS),
-    _ADMIN + "Follow": Rule(_READERS),
-    _ADMIN + "ReadAuditLog": Rule(_READERS),
+    _ADMIN + "ListRanks": Rule(READERS),
+    _ADMIN + "Look": Rule(READERS),
+    _ADMIN + "Follow": Rule(READERS),
+    _ADMIN + "ReadAuditLog": Rule(READERS),
     _ADMIN + "Invite": Rule(_GRANTERS),
     _ADMIN + "Revoke": Rule(_GRANTERS),
-    _ADMIN + "ListMembers": Rule(_READERS),
+    _ADMIN + "ListMembers": Rule(READERS),
     _ENROLMENT + "GetAuthority": _EVERYBODY,
     _ENROLMENT + "Enrol": _EVERYBODY,
     _MEMBERSHIP + "Renew": Rule(_only(*(role for role in Role if role is not Role.AUTHORITY))),

@@ -95,7 +95,7 @@ class Journal:
         """Return the settings with which a run began, if a resume has changed them since."""
         key = f"{_FIRST}{run_id}"
         text = self._database.read(lambda connection: connection.scalar(select(META.c.value).where(META.c.key == key)))
-        return None if text is None else config_of(text)
+        return None if text is None else config_of(text, run_id)
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Return the result of a read-only `work` in one transaction; raises the errors of `commit`."""
@@ -249,13 +249,13 @@ def settings_of(connection: Connection, run_id: RunId) -> list[SettingsChange]:
     begin = f"{_CHANGED}{run_id} "
     rows = connection.execute(select(META).where(META.c.key.startswith(begin, autoescape=True)).order_by(META.c.key))
     return [
-        SettingsChange(run_id, config_of(first), 0, 0.0, RoundId(1)),
+        SettingsChange(run_id, config_of(first, run_id), 0, 0.0, RoundId(1)),
         *(_settings_change(run_id, int(row.key.removeprefix(begin)), json.loads(row.value)) for row in rows),
     ]
 
 
 def _settings_change(run_id: RunId, seq: int, fields: dict[str, Any]) -> SettingsChange:
-    return SettingsChange(run_id, config_of(fields["config"]), seq, fields["at"], RoundId(fields["round"]))
+    return SettingsChange(run_id, config_of(fields["config"], run_id), seq, fields["at"], RoundId(fields["round"]))
 
 
 def _deleted(connection: Connection) -> list[RunId]:

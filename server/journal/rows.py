@@ -8,6 +8,7 @@ from typing import Any, Self
 from sqlalchemy import Connection, Row, select
 
 from atoll.plugins.kind import AS_RECORDED
+from atoll.protocol.settings import ConfigError, load_recorded
 from atoll.protocol.vocabulary import Digest, Phase, RoundId, RunId, RunState, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
@@ -222,14 +223,26 @@ def write_summaries(connection: Connection, sql: Statements, records: Sequence[R
 
 def _read_run(row: Row[Any]) -> RunRow:
     where = f"run {row.run_id}"
+    config = config_of(row.config, row.run_id)
     try:
-        config, state = config_of(row.config), RunState(row.state)
+        state = RunState(row.state)
     except ValueError as error:
-        raise StoreCorrupted(f"{where}: not a configuration: {error}") from error
+        raise StoreCorrupted(f"{where}: not a state: {error}") from error
     rules = decode_rules(row.rules, where=f"{where}, rules")
     return RunRow(row.run_id, config, rules, row.created_at, row.order, state, row.cause, row.ended_at)
 
 
-def config_of(text: str) -> RunConfig:
-    """Return settings from their row, an earlier Atoll's with its behaviour; raises ValueError."""
-    return RunConfig.model_validate_json(as_of_then(text, "round"), context=AS_RECORDED)
+def config_of(text: str, run_id: RunId) -> RunConfig:
+    """Return settings of a run from their row, an earlier Atoll's with its behaviour.
+
+    Raises:
+        StoreCorrupted: they are damaged, or this Atoll does not allow them.
+    """
+    try:
+        return load_recorded(RunConfig, as_of_then(text, "round"), context=AS_RECORDED)
+    except ConfigError as error:
+        faults = "; ".join(error.faults)
+    except (ValueError, RecursionError):
+        faults = "no settings in JSON"
+    out = "use the Atoll that has written them, or restore a backup of the state directory"
+    raise StoreCorrupted(f"run {run_id}: this Atoll does not allow its stored settings: {faults}: {out}")

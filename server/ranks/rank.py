@@ -176,7 +176,7 @@ class Rank:
     """
 
     def __init__(self, place: RankPlace, folder: Path, channel: grpc.aio.Channel) -> None:
-        self.place, self._folder = place, folder
+        self.place, self.folder = place, folder
         self.connect(channel)
         self.admission = AskedAdmission(lambda: self.aggregation)
         self.meeting_point = MeetingPoint(place.interface)
@@ -201,7 +201,7 @@ class Rank:
     def run(self, run_id: RunId) -> RankRun:
         """Return the store of a run that the coordinator knows; no other run may get a folder."""
         if run_id not in self._runs:
-            folder = run_folder(self._folder, run_id)
+            folder = run_folder(self.folder, run_id)
             folder.mkdir(parents=True, exist_ok=True)
             self._runs[run_id] = RankRun(folder, run_id, self.place.rank, self.place.num_ranks)
         return self._runs[run_id]

@@ -211,6 +211,7 @@ class CoordinatorService:
             requests = self._coordinator.arrivals.signs_of(requests, ClientId(caller.name))
         try:
             async for reply in send_version(version, first.open, requests):
+                self._coordinator.sent_bytes += len(reply.data)
                 yield reply
         except BadRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

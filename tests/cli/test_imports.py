@@ -51,7 +51,7 @@ LITTLE = (
     (["agent", APP, "--site", "site-0", "--insecure", "--check"], 0, ("flwr", "torch", *PLOTS), 1100),
     (["settings"], 0, (*NUMBERS, *SERVICE, *PLOTS), 502),
     (["privacy", "plan", "--epsilon", "1", "--delta", "1e-5", "--uses", "9"], 0, (*NUMBERS, *SERVICE, *PLOTS), 440),
-    (["plugins"], 0, (*NUMBERS, *SERVICE, *PLOTS), 390),
+    (["plugins"], 0, (*NUMBERS, *SERVICE, *PLOTS), 395),
     (["settings", "--json"], 0, (*NUMBERS, *SERVICE, *PLOTS), 502),
     (["run", "list", "--state", "none"], 2, (*NUMBERS, "grpc", "cryptography", *PLOTS), 680),
     (["audit", "verify", "none.log"], 2, ("torch", *PLOTS), 705),

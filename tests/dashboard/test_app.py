@@ -153,7 +153,7 @@ def test_pages_of_a_long_list_follow_each_other(browser: TestClient) -> None:
     assert found == [*range(130, 0, -1)]
 
 
-@pytest.mark.parametrize("address", [*WALKED, "/static/atoll.css", "/nothing", "/runs.json"])
+@pytest.mark.parametrize("address", [*WALKED, "/static/atoll.css", "/nothing", "/runs.json", "/live?run=1/r"])
 def test_all_is_closed_without_a_session(stranger: TestClient, address: str) -> None:
     answer = stranger.get(address)
     assert answer.status_code == 403
@@ -161,7 +161,7 @@ def test_all_is_closed_without_a_session(stranger: TestClient, address: str) -> 
     assert answer.headers.items() >= HEADERS.items()
 
 
-@pytest.mark.parametrize("address", [*WALKED, "/login", "/static/atoll.css"])
+@pytest.mark.parametrize("address", [*WALKED, "/login", "/live", "/static/atoll.css"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_nothing_is_changed(browser: TestClient, address: str, method: str) -> None:
     assert browser.request(method, address).status_code == 403
@@ -217,6 +217,14 @@ def test_a_fault_of_json_is_json(browser: TestClient) -> None:
     answer = browser.get("/runs/1/none.json")
     assert answer.status_code == 404
     assert answer.json()["faults"][0].startswith("there is no run")
+
+
+def test_pages_without_live_change_have_no_script(places: list[str], key: bytes) -> None:
+    app = Dashboard(sources(places), Sessions(key), "atoll-7080", lambda: 1000.0, is_live=False).app({HOST})
+    browser = TestClient(app, base_url=f"http://{HOST}")
+    browser.get("/login", params={"t": new_token(key, 999.0)})
+    assert "<script" not in browser.get(DEPLOYED).text
+    assert browser.get("/live?run=1/r").status_code == 404
 
 
 def test_a_half_written_simulation_is_named_and_hides_no_other(browser: TestClient) -> None:

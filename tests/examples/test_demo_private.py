@@ -138,7 +138,7 @@ def test_the_tables_have_the_members_the_deaths_and_what_was_spent(demo):
 @pytest.mark.long
 @pytest.mark.real
 @pytest.mark.slow
-@pytest.mark.timeout(1300)
+@pytest.mark.timeout(2100)
 def test_five_sites_end_by_their_budget_through_three_deaths_and_two_lies(tmp_path):
     mark, out = uuid4().hex, tmp_path / "out"
     done = subprocess.run(
@@ -147,7 +147,7 @@ def test_five_sites_end_by_their_budget_through_three_deaths_and_two_lies(tmp_pa
         env={**os.environ, MARK: mark},
         capture_output=True,
         text=True,
-        timeout=1200,
+        timeout=2000,
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
     assert "north answers: inspector is not pinned here" in done.stdout

@@ -123,6 +123,7 @@ CAPABILITIES: dict[str, tuple[int, str]] = {
     "notices to an operator": (1018, "protocol/notices/ server/hosting/notices atoll/cli/serving/notify"),
     "drills": (0, "atoll/drills/ atoll/cli/chaos"),
     "exports to trackers": (1816, "atoll/exports/ atoll/cli/exports/"),
+    "metrics and traces": (0, "atoll/telemetry/"),
     "codecs": (1062, "tensors/codecs/ aggregation/codecs/"),
     "tensors and updates in files": (2198, "tensors/"),
     "fold": (2077, "aggregation/"),

@@ -47,6 +47,7 @@ PURE = {
     "atoll/drills/troubles.py": "random",  # a generator for each seed
     "atoll/exports/rows.py": "",
     "atoll/exports/wandb_file.py": "struct zlib",
+    "atoll/telemetry/instruments.py": "",
     "simulations/experiments/bands.py": "atoll.simulations.experiments.report",  # its types
     "server/following/follower.py": "atoll.server.views.sentences",  # pure, but for `json`
     "server/following/items.py": "",

@@ -114,6 +114,16 @@ def test_a_table_as_an_override_keeps_the_other_settings_of_the_file() -> None:
     assert (found.tides.low, found.tides.high) == (3, 5)
 
 
+@pytest.mark.parametrize("text", ["null", "none", "false", '""', "[]"])
+def test_no_override_takes_a_table_away(text: str) -> None:
+    """A guarantee would vanish by an option of a command."""
+    shown = repr(text)
+    what = f"--set: tides: got {shown}, and a table is not taken away by an option; allowed: a table; a new run"
+    assert faults("name = 'a'\n[tides]\nlow = 3\nhigh = 7\n", f"tides={text}") == (
+        f"{what}, from settings without [tides], has none",
+    )
+
+
 class Reef(BaseModel):
     """Settings with values by dotted names, one table of them short for a text and the rest."""
 

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 DEFAULT = Path("atoll-exports")
 """The folder of the exports of deployed runs, where no other place is given."""
 
-Tool = Annotated[str, typer.Argument(metavar="TOOL", help="tensorboard, mlflow, wandb or jsonl.")]
+OTLP = "otlp"
+"""The tool that is a receiver of OpenTelemetry's protocol."""
+
+Tool = Annotated[str, typer.Argument(metavar="TOOL", help="tensorboard, mlflow, wandb, jsonl or otlp.")]
 What = Annotated[
     str,
     typer.Argument(
@@ -35,7 +38,8 @@ To = Annotated[
         "--to",
         metavar="PLACE",
         help="The folder of the export, for mlflow also an address such as http://HOST:5000 or sqlite:///FILE; by "
-        "default a folder of the tool's name in DIR, or in atoll-exports.",
+        "default a folder of the tool's name in DIR, or in atoll-exports. For otlp the receiver, such as "
+        "http://127.0.0.1:4318, by default OTEL_EXPORTER_OTLP_ENDPOINT.",
     ),
 ]
 Follow = Annotated[
@@ -71,21 +75,35 @@ def export(
 
     The same command resumes where it stopped, however it ended: it reads what the place has, and writes what is
     missing. Nothing leaves this machine, unless `--to` is the address of a server. With `--state` or `--database` the
-    argument is a run's id, otherwise a folder of that name comes first.
+    argument is a run's id, otherwise a folder of that name comes first. `otlp` sends a trace for each round of a
+    coordinator's run, and with `--sites` the metrics of its sites; a span that is sent again has the same id.
     """
     from atoll.exports.tools import Target, checked
 
+    if tool == OTLP:
+        from atoll.cli.exports.otlp import export_otlp
+
+        _check_place(what, state, database)
+        place = (state or STATE, database)
+        found = [export_otlp(what, to, place, DEFAULT / OTLP, follow=follow, sites=sites or False)]
+        _tell(found, "span", as_document=json)
+        return
     (target,) = checked([Target(tool, to)], "TOOL", of_place="--to")
     if state is None and not database and Path(what).is_dir():
         found = _of_folder(target, Path(what), follow, sites)
     else:
         _check_place(what, state, database)
         found = [_of_run(target, what, state or STATE, database, follow, sites)]
-    if json:
+    _tell(found, "row", as_document=json)
+
+
+def _tell(found: list[dict[str, Any]], what: str, *, as_document: bool) -> None:
+    """Print the outcome of each export."""
+    if as_document:
         as_json(found)
         return
     for row in found:
-        say(f"{row['run']} ({row['state']}): {count_of(row['rows'], 'row')} written to {row['place']}")
+        say(f"{row['run']} ({row['state']}): {count_of(row['rows'], what)} written to {row['place']}")
 
 
 def _check_place(what: str, state: Path | None, database: str) -> None:

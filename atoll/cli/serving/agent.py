@@ -73,6 +73,7 @@ def agent(
     mesh: MeshText = None,
     nproc: Nproc = None,
     config: Config = None,
+    metrics: options.Metrics = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     check: options.Check = False,
     json: options.CheckJson = False,
@@ -90,6 +91,7 @@ def agent(
     tasks = [with_app(task) for task in tasks]
     place: dict[str, object] = {"join": options.read_join_code(join), "coordinator": coordinator, "insecure": insecure}
     place |= {"state": state, "policy": policy, "crew__mesh": mesh, "crew__nproc": nproc}
+    place |= {"metrics": metrics}
     settings, named = _checked(config, overriding(overrides, site=site, **place), tasks, is_check=check)
     if check:
         _print_effective(settings, tasks, json)
@@ -98,6 +100,7 @@ def agent(
 
     from atoll.cli import log
     from atoll.cli.serving.dialled import dialled
+    from atoll.cli.serving.metrics import opened, served_agent
     from atoll.client.process import run_agent
     from atoll.operations.temporary import writing_to
     from atoll.protocol.build import software
@@ -108,8 +111,8 @@ def agent(
     where = dialled(settings.coordinator, settings.join, settings.state / "identity")
     what = f"the agent of {settings.site} starts, for {', '.join(named)}, state in {settings.state}"
     note(f"{software()}: {what}; dialling {where}")
-    with writing_to("state", settings.state):
-        raise typer.Exit(asyncio.run(run_agent(settings, named)))
+    with opened("agent", settings.metrics) as telemetry, writing_to("state", settings.state):
+        raise typer.Exit(asyncio.run(run_agent(settings, named, on_ready=served_agent(telemetry))))
 
 
 def _checked(

@@ -1,13 +1,16 @@
 """`atoll aggregator`: run one aggregation rank."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli import options
 from atoll.cli.command import current, if_stopped
 from atoll.cli.printing import note, say_settings
+
+if TYPE_CHECKING:
+    from atoll.server.ranks.rank import Rank as AggregationRank
 
 Join = Annotated[
     str | None,
@@ -53,6 +56,7 @@ def aggregator(
     listen: Listen = None,
     state: State = None,
     config: Config = None,
+    metrics: options.Metrics = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     check: options.Check = False,
     json: options.CheckJson = False,
@@ -71,7 +75,7 @@ def aggregator(
     from atoll.server.config.process import AggregatorConfig
 
     options.json_only_with(check, json)
-    place = {"rank": rank, "ranks": ranks, "listen": listen, "state": state}
+    place = {"rank": rank, "ranks": ranks, "listen": listen, "state": state, "metrics": metrics}
     given = overriding(
         overrides, coordinator=coordinator, join=options.read_join_code(join), insecure=insecure, **place
     )
@@ -84,6 +88,7 @@ def aggregator(
 
     from atoll.cli import log
     from atoll.cli.serving.dialled import dialled
+    from atoll.cli.serving.metrics import opened, serve_rank
     from atoll.operations.temporary import writing_to
     from atoll.protocol import service_manager
     from atoll.protocol.build import software
@@ -93,10 +98,10 @@ def aggregator(
     where = dialled(settings.coordinator, settings.join, settings.state / "identity")
     note(f"{software()}: aggregation rank {settings.rank} of {settings.ranks} starts; dialling {where}")
 
-    def ready(address: str) -> None:
+    def ready(served: "AggregationRank", address: str) -> None:
+        serve_rank(telemetry, served)
         service_manager.tell(service_manager.READY, f"rank {settings.rank} of {settings.ranks} on {address}")
         note(f"atoll aggregator, rank {settings.rank} of {settings.ranks}, on {address}, state in {settings.state}")
 
-    serving = host_rank(settings, with_parent=with_parent, on_ready=ready, on_end=current().end_in_time)
-    with writing_to("state", settings.state):
-        asyncio.run(serving)
+    with opened("rank", settings.metrics) as telemetry, writing_to("state", settings.state):
+        asyncio.run(host_rank(settings, with_parent=with_parent, on_ready=ready, on_end=current().end_in_time))

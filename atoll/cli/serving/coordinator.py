@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from atoll.server.hosting.coordinator import Coordinator
     from atoll.server.ports import Ports
     from atoll.task.array_task import ArrayTask
+    from atoll.telemetry.start import Telemetry
 
 What = Annotated[
     str | None,
@@ -91,6 +92,7 @@ def coordinator(
     aggregators: Aggregators = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     insecure: options.Insecure = None,
+    metrics: options.Metrics = None,
     again: Again = False,
     stay: Stay = False,
     accept_clock: AcceptClock = False,
@@ -113,6 +115,7 @@ def coordinator(
 
     options.json_only_with(check, json)
     given = {"state": state, "database": database, "aggregators": aggregators, "insecure": insecure}
+    given["metrics"] = metrics
     file = load_host(what, overriding(overrides, **{f"coordinator__{name}": value for name, value in given.items()}))
     if faults := faults_of_machine(file.notify):
         raise CommandError(*faults)
@@ -120,12 +123,14 @@ def coordinator(
         _check(file, json)
         return
     from atoll.cli import log
+    from atoll.cli.serving.metrics import opened
 
     log.configure("coordinator", form=log_form)
     note(f"atoll {__version__}: the coordinator starts, state in {file.coordinator.state}")
     run = file.run if isinstance(file, RunFile) else None
     accepted = {"clock": accept_clock, "losses": accept_losses, "published": _rounds(published)}
-    raise typer.Exit(_host(file, accepted, again=again, stay=stay or run is None))
+    with opened("coordinator", file.coordinator.metrics) as telemetry:
+        raise typer.Exit(_host(file, accepted, telemetry, again=again, stay=stay or run is None))
 
 
 def _rounds(published: list[str]) -> dict[str, int]:
@@ -209,10 +214,13 @@ def _check_task(file: "RunFile") -> None:
         raise CommandError(*faults)
 
 
-def _host(file: "HostFile | RunFile", accepted: dict[str, Any], *, again: bool, stay: bool) -> int:
+def _host(
+    file: "HostFile | RunFile", accepted: dict[str, Any], telemetry: "Telemetry | None", *, again: bool, stay: bool
+) -> int:
     import asyncio
 
     with loading():
+        from atoll.cli.serving.metrics import serve_coordinator
         from atoll.operations.temporary import writing_to
         from atoll.protocol import service_manager
         from atoll.protocol.build import software
@@ -223,6 +231,8 @@ def _host(file: "HostFile | RunFile", accepted: dict[str, Any], *, again: bool, 
 
     def ready(coordinator: "Coordinator", ports: "Ports") -> None:
         starting.close()
+        if telemetry is not None:
+            serve_coordinator(telemetry, coordinator, ports)
         service_manager.tell(service_manager.READY, f"listening on {ports.address}")
         note(f"atoll coordinator on {ports.address}, state in {file.coordinator.state}; {software()}")
         if ports.enrolment is not None:

@@ -1,7 +1,7 @@
 """The blocks of a page: facts, tables, sentences, curves, bars, and a grid of fates."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -186,6 +186,8 @@ class Page:
         tabs: the pages beside it: their text and address.
         blocks: its contents.
         run: the key of the run whose news change it; empty: none.
+        lead: a few words beside the title; empty: none.
+        every: the seconds after which it is read again, as nothing tells of its news; 0: it is not.
     """
 
     title: str
@@ -193,7 +195,8 @@ class Page:
     trail: Sequence[tuple[str, str]] = ()
     tabs: Sequence[tuple[str, str]] = ()
     run: str = ""
-    lead: str = field(default="")
+    lead: str = ""
+    every: int = 0
 
 
 def cell(value: Any, href: str = "", mark: str = "") -> Cell:

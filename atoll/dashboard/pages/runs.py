@@ -13,6 +13,9 @@ Row = Mapping[str, Any]
 ROWS_MAX = 1_000
 """Largest number of rows of a table."""
 
+EVERY_S = 5
+"""Seconds after which the list of runs is read again."""
+
 STATES = ("running", "waiting", "queued", "paused", "finished", "failed", "stopped", "interrupted")
 
 
@@ -65,7 +68,7 @@ def runs(places: Sequence[OfPlace], *, state: str = "", text: str = "") -> Page:
     notices = [f"{place.label}: {said}" for place in places for said in _notices(place.rows)]
     if notices:
         blocks.insert(0, Sentences("Notices", notices))
-    return Page("Runs", blocks)
+    return Page("Runs", blocks, every=EVERY_S)
 
 
 def members(place: int, label: str, rows: Sequence[Row], *, role: str = "", standing: str = "", text: str = "") -> Page:

@@ -22,6 +22,9 @@ from atoll.ground.printable import count_of
 
 Document = Mapping[str, Any]
 
+EVERY_S = 2
+"""Seconds after which the page of a running simulation is read again."""
+
 ROUNDS_MAX = 200
 ROWS_MAX = 1_000
 
@@ -66,8 +69,9 @@ def run(place: int, label: str, name: str, document: Document, rows: Sequence[Do
     )
     if toml:
         blocks.append(Text("Settings", toml))
+    every = EVERY_S if document["state"] == "running" else 0
     lead = f"{shown(document['state'])}; version {document['version']} of {shown(document['rounds'])}"
-    return Page(shown(document["run"]), blocks, addresses.trail(place, label), (), f"{place}/{name}", lead)
+    return Page(shown(document["run"]), blocks, addresses.trail(place, label), (), "", lead, every)
 
 
 def round_(place: int, label: str, name: str, row: Document) -> Page:
@@ -87,7 +91,7 @@ def round_(place: int, label: str, name: str, row: Document) -> Page:
     around = [(f"Round {number - 1}", addresses.of_run(place, name, f"rounds/{number - 1}"))] if number > 1 else []
     around.append((f"Round {number + 1}", addresses.of_run(place, name, f"rounds/{number + 1}")))
     trail = addresses.trail(place, label, name)
-    return Page(f"Round {number} of {shown(name)}", blocks, trail, around, f"{place}/{name}", shown(row["state"]))
+    return Page(f"Round {number} of {shown(name)}", blocks, trail, around, "", shown(row["state"]))
 
 
 def _row(place: int, name: str, row: Document) -> list[Cell]:

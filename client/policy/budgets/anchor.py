@@ -3,7 +3,9 @@
     {"count": 12, "hash": "...", "names": ["mri-2026"]}
 
 A ledger without the entry of this number and hash was put back from an older copy, emptied or removed: it allows
-nothing. The memory is written after the ledger and before the work that is charged; a longer ledger is no fault.
+nothing. The memory is written after the ledger and before the work that is charged; a longer ledger is no fault. Before
+the first charge of an agent it is written, too: so one that is missing, although the ledger or the log of decisions has
+a charge of this agent, was removed.
 """
 
 import json
@@ -29,7 +31,10 @@ class Anchor:
 
 
 def read_anchor(folder: Path) -> tuple[Anchor, str]:
-    """Return an agent's memory of its ledger, and the sentence about a file that cannot be read; empty: it can."""
+    """Return an agent's memory of its ledger, and the sentence about a file that cannot be read; empty: it can.
+
+    The memory is `Anchor()` if there is no file.
+    """
     path = folder / NAME
     try:
         content = path.read_bytes()
@@ -41,7 +46,7 @@ def read_anchor(folder: Path) -> tuple[Anchor, str]:
         found = fields_of(
             read_object(content, num_bytes_max=_BYTES_MAX, what=NAME), NAME, keys=frozenset(("count", "hash", "names"))
         )
-        count = integer(found["count"], f"{NAME}.count", low=1, high=2**63 - 1)
+        count = integer(found["count"], f"{NAME}.count", low=0, high=2**63 - 1)
         names = [
             text(each, f"{NAME}.names", num_max=200) for each in items_of(found["names"], NAME, num_max=_NAMES_MAX)
         ]

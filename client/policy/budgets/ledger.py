@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from atoll.client.policy.budgets.account import Accounts
-from atoll.client.policy.budgets.anchor import Anchor, read_anchor, write_anchor
-from atoll.client.policy.budgets.entries import GENESIS, Closed, Entry, extended, read_chain, text_of
+from atoll.client.policy.budgets.anchor import NAME, Anchor, read_anchor, write_anchor
+from atoll.client.policy.budgets.entries import GENESIS, Charged, Closed, Entry, extended, read_chain, text_of
 from atoll.client.policy.database import HistoryUnusable, PolicyDatabase
+from atoll.client.policy.decisions import charges_in_log
+from atoll.ground.folder_id import FILE as FOLDER_ID
 from atoll.ground.folders import in_words
 from atoll.ground.printable import count_of
 
@@ -37,6 +39,7 @@ class Ledger:
     def __init__(self, database: PolicyDatabase, folder: Path) -> None:
         self._database, self._folder = database, folder
         self._accounts, self._ends, self._seen = Accounts([]), [GENESIS], -1
+        self._has_charged: bool | None = None  # whether this agent has, so that there is a memory; None: not known
         self.fault = ""
         """Sentence about a ledger that allows nothing; empty: it is whole."""
         self.read()
@@ -62,6 +65,8 @@ class Ledger:
                 if self.fault:
                     return [], self.fault
                 entries, fault = change(self._accounts)
+                if entries and read_anchor(self._folder)[0] == Anchor():
+                    self._remember(is_first=True)
                 self._write(entries)
             self._seen = self._database.change
         self._remember()
@@ -105,12 +110,15 @@ class Ledger:
         accounts = Accounts(entries)
         fault = fault or accounts.fault
         if not fault and not is_trusted:
-            fault = self._fault_of_memory(hashes)
+            fault = self._fault_of_memory(entries, hashes)
         self._accounts, self._ends = (Accounts([]), [GENESIS]) if fault else (accounts, [GENESIS, *hashes])
         self.fault = f"{self._database.path}: {fault}: nothing is allowed; {WAY_OUT}" if fault else ""
 
-    def _fault_of_memory(self, hashes: list[bytes]) -> str:
+    def _fault_of_memory(self, entries: Iterable[Entry], hashes: list[bytes]) -> str:
         anchor, fault = read_anchor(self._folder)
+        if not fault and anchor == Anchor() and self._is_expected(entries):
+            return f"this agent has charged its budgets, and its memory of them, {self._folder / NAME}, was removed"
+        self._has_charged = self._has_charged or anchor != Anchor()
         if fault or not anchor.count:
             return fault
         if len(hashes) >= anchor.count and hashes[anchor.count - 1].hex() == anchor.hash:
@@ -122,6 +130,15 @@ class Ledger:
             "or removed"
         )
 
+    def _is_expected(self, entries: Iterable[Entry]) -> bool:
+        """Return whether this agent has charged anything, so that it has a memory: by the ledger or its log."""
+        if self._has_charged is None:
+            self._has_charged = charges_in_log(self._folder)
+        path = self._folder / FOLDER_ID
+        agent = path.read_text(errors="replace").strip() if path.exists() else ""
+        charges = (entry.content for entry in entries if isinstance(entry.content, Charged))
+        return self._has_charged or any(charged.work.agent == agent for charged in charges)
+
     def _write(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             number = len(self._ends)
@@ -131,14 +148,15 @@ class Ledger:
             self._accounts.add(entry)
             self._ends.append(hash_)
 
-    def _remember(self) -> None:
-        """Make the agent's memory of the ledger durable, and keep what was written here as read."""
-        if len(self._ends) == 1:
+    def _remember(self, *, is_first: bool = False) -> None:
+        """Make the agent's memory of the ledger durable; of an empty ledger before the first charge alone."""
+        if len(self._ends) == 1 and not is_first:
             return
         anchor = Anchor(len(self._ends) - 1, self._ends[-1].hex(), tuple(self._accounts.names()))
         try:
             if read_anchor(self._folder)[0] != anchor:
                 write_anchor(self._folder, anchor)
+            self._has_charged = True
         except OSError as error:
             unusable = HistoryUnusable(f"the memory of the budgets cannot be written: {in_words(error)}")
             unusable.errno = error.errno

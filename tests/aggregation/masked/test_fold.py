@@ -461,3 +461,43 @@ def test_a_private_sum_that_is_longer_than_members_and_noise_make_it_is_dropped(
     base = {"w": np.zeros(2000, np.float32)}
     with pytest.raises(NoSum):
         folded(tmp_path, round_, Vector(layout, members_[0][0]), base, step=Step(private_sums=PrivateSums(3)))
+
+
+@pytest.mark.parametrize("length", [3.3, 20.0, 50.0, 400.0])
+def test_whether_a_sum_counts_follows_from_what_is_published_with_the_coordinator_s_noise(tmp_path, length):
+    """A member adds a vector at the edge of its session's bound, 3 C: a drop without the noise would tell of others.
+
+    With the noise the bound of all sessions is 6 C + z (sqrt(d) + 8) C = 53.4 C, of the values that a reader sees.
+    """
+    layout, z, divisor = (Tensor("w", "F32", (2000,)),), 0.9, 5
+    plans = [private_members(3, 0.0, layout) for _ in range(2)]
+    round_, vector = masked_round(tmp_path, layout, plans), Vector(layout, plans[0][0][0])
+    value = int(length / math.sqrt(2000) * clip_steps(32))
+    _with_words(tmp_path, round_, vector, 1, 2, lambda words: {**words, "w": np.full(2000, value, np.int32)})
+    noise = GridNoise(share_of_noise(32, z, 1), bytes(range(32)))
+    step, base = Step(private_sums=PrivateSums(divisor, noise)), {"w": np.zeros(2000, np.float32)}
+    honest = [words["w"] for words in (*round_.words[0], *round_.words[1][:2])]
+    total = np.sum(honest, axis=0, dtype=np.int64) + value
+    published = (total + noise.between("w", 2000, 0, 2000)) / clip_steps(32)
+    counts = np.linalg.norm(published) <= 6 + z * (math.sqrt(2000) + 8)
+    assert counts == (length < 40)
+    if counts:
+        _, new, outcome = folded(tmp_path, round_, vector, base, step=step)
+        assert not outcome.dropped
+        assert new["w"] == pytest.approx(published / divisor, abs=1e-5)
+        return
+    with pytest.raises(NoSum, match="the norm of all sums with their noise is") as caught:
+        folded(tmp_path, round_, vector, base, step=step)
+    assert caught.value.dropped.keys() == {0, 1}
+    assert not (tmp_path / "out").exists()
+    held = [split_over_ranks(session, 2, number) for number, session in enumerate(round_.sessions)]
+    write_shards(tmp_path / "base", layout, 2, lambda rank: tmp_path / f"b{rank}")
+
+    def work(exchange):
+        mine, out = [of_ranks[exchange.rank] for of_ranks in held], tmp_path / f"o{exchange.rank}"
+        options = {"vector": vector, "exchange": exchange, "step": step, "durable": False}
+        with pytest.raises(NoSum) as here:
+            fold_masked(tmp_path / f"b{exchange.rank}", mine, out, **options)
+        return here.value.dropped
+
+    assert on_ranks(2, work) == [caught.value.dropped] * 2

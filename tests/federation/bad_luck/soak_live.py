@@ -42,7 +42,7 @@ KILLED = SITES[16:]
 AGAIN_S = 3.0
 """Time after which a killed process is started again [s]."""
 
-GROWTH_MAX, WARM_S, JUDGED_S = 1.15, 120.0, 600.0
+GROWTH_MAX, WARM_S, JUDGED_S = 1.15, 600.0, 3600.0
 """Largest memory of the coordinator in the last third of its samples over that in the first; samples begin after
 `WARM_S`, as an importing process grows, and a soak that is shorter than `JUDGED_S` has too few of them [s]."""
 

@@ -390,7 +390,7 @@ def test_more_sites_than_a_session_has_are_divided_and_known_sessions_stay_toget
     assert more.sites == first.sites
     small = config_of(session_max=20)
     with pytest.raises(
-        OperatorError, match=r"is of 35 sites in one session, and secure\.session_max is 20: allowed is at"
+        OperatorError, match=r"is of 35 sites in one session, and secure\.session_max is 20; allowed is at"
     ):
         sites_to_ask(small, TASK, many, first.sessions)  # type: ignore[arg-type]
 

@@ -190,7 +190,7 @@ def test_a_damaged_record_names_its_round(state):
         connection.exec_driver_sql("UPDATE runs SET config = '{}'")
     with pytest.raises(StoreCorrupted, match="run r, round 2: not a RoundRecord"):
         History(state.path).round("r", 2)
-    with pytest.raises(StoreCorrupted, match="run r: not a configuration"):
+    with pytest.raises(StoreCorrupted, match="run r: this Atoll does not allow its stored settings: task: missing"):
         History(state.path).runs()
 
 

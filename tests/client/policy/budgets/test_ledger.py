@@ -1,5 +1,6 @@
 """The ledger on disk: durable, fail closed after any damage, and never overspent by two writers."""
 
+import json
 import os
 import random
 import shutil
@@ -104,6 +105,75 @@ def test_a_damaged_ledger_allows_nothing_and_says_the_way_out(tmp_path: Path, da
     assert "nothing is allowed; put the newer copy back, or close the names" in ledger.fault
     assert spend(ledger, 9) == ledger.fault
     assert ledger.read().of == {}
+
+
+@pytest.mark.parametrize("kept", [5, 4, 2, 0])
+@pytest.mark.parametrize("by", ["ledger", "log"])
+def test_a_memory_that_was_removed_with_the_tail_of_the_ledger_allows_nothing(
+    tmp_path: Path, kept: int, by: str
+) -> None:
+    """What is left of the ledger says that this agent had charged, or the log of its decisions does."""
+    written(tmp_path)
+    (tmp_path / "folder_id").write_text(work(1).agent if by == "ledger" else "f" * 32)
+    (tmp_path / "decisions").mkdir()
+    line = "privacy.charge" if by == "log" else "train.allowed"
+    (tmp_path / "decisions" / "audit-000000000001.jsonl").write_text(json.dumps({"action": line}) + "\n")
+    (tmp_path / ANCHOR).unlink()
+    with sqlite3.connect(tmp_path / NAME, isolation_level=None) as database:
+        database.execute("DELETE FROM budgets WHERE number > ?", [kept])
+    database.close()
+    ledger = opened(tmp_path)
+    is_seen = by == "log" or kept > 1
+    assert ("its memory of them" in ledger.fault) is is_seen
+    assert bool(spend(ledger, 9)) is is_seen
+    if is_seen:
+        assert ledger.close_names(["mri-2026"], 3.0) == ["mri-2026"]
+        closed(ledger)
+        again = opened(tmp_path)
+        assert not again.fault, "the names are closed, and the memory is there"
+        assert "counts as spent" in spend(again, 9)
+
+
+def test_a_memory_that_vanishes_while_the_agent_runs_allows_nothing(tmp_path: Path) -> None:
+    ledger = opened(tmp_path)
+    assert not spend(ledger, 1)
+    (tmp_path / ANCHOR).unlink()
+    assert "was removed" in spend(ledger, 2)
+
+
+def test_an_agent_that_shares_a_ledger_and_has_charged_nothing_needs_no_memory(tmp_path: Path) -> None:
+    written(tmp_path)
+    (other := tmp_path / "other").mkdir()
+    (other / "folder_id").write_text("e" * 32)
+    ledger = opened(other, tmp_path)
+    assert not ledger.fault
+    assert not spend(ledger, 4)
+    assert (other / ANCHOR).exists()
+
+
+def test_a_first_charge_that_is_cut_off_before_its_memory_is_no_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of the empty ledger is written before the charge is durable."""
+    remember, calls = Ledger._remember, []
+
+    def cut(self: Ledger, *, is_first: bool = False) -> None:
+        calls.append(is_first)
+        if not is_first:
+            raise KeyboardInterrupt
+        remember(self, is_first=True)
+
+    monkeypatch.setattr(Ledger, "_remember", cut)
+    ledger = opened(tmp_path)
+    (tmp_path / "folder_id").write_text(work(1).agent)
+    with pytest.raises(KeyboardInterrupt):
+        spend(ledger, 1)
+    assert calls == [True, False]
+    monkeypatch.undo()
+    closed(ledger)
+    again = opened(tmp_path)
+    assert not again.fault
+    assert len(again.read().account("mri-2026").charges) == 1
 
 
 def test_a_removed_and_an_older_file_allow_nothing_beside_the_agent_s_memory(tmp_path: Path) -> None:

@@ -1,0 +1,148 @@
+"""The export of traces and of sites' metrics to a real receiver on loopback, also by an exporter that is killed."""
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.operations.views import read_view
+from atoll.protocol.paging import Paging
+from atoll.telemetry.otlp import FILE
+from tests.cli.federation import ATOLL, Federation, federation, start_run, wait_for
+from tests.cli.invoking import invoke, refused, shown
+from tests.telemetry.receiver import attributes, receiver
+
+ROUNDS = 6
+
+
+@pytest.fixture(scope="module", name="ended")
+def _ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """A federation whose run has ended; its log has the ids of traces."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATOLL_LOG", "json")
+        patch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+        with federation(tmp_path_factory.mktemp("traced")) as it:
+            start_run(it, "tiny", f"rounds={ROUNDS}", "round.cohort_size=2", "round.quorum=2")
+            wait_for(lambda: it.run_state("tiny-1") == "finished")
+            yield it
+
+
+def records(it: Federation) -> list[dict[str, Any]]:
+    return [shown("round", "show", str(n), "--run", "tiny-1", "--state", it.state) for n in range(1, ROUNDS + 1)]
+
+
+def test_each_span_has_the_instants_of_its_record(
+    ended: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with receiver() as it:
+        outcome = shown("export", "otlp", "tiny-1", "--state", ended.state, "--to", it.address)
+        assert (outcome[0]["rows"], outcome[0]["state"]) == (len(it.spans), "finished")
+        again = shown("export", "otlp", "tiny-1", "--state", ended.state, "--to", it.address)
+        assert again[0]["rows"] == 0
+        spans = [span for found in it.spans.values() for span in found]
+    by_name: dict[str, list[Any]] = {}
+    for span in spans:
+        by_name.setdefault(span.name, []).append(span)
+    found = records(ended)
+    assert len({span.trace_id for span in spans}) == ROUNDS
+    for record in found:
+        (of_round,) = [s for s in by_name["round"] if attributes(s)["atoll.round.number"] == record["round_id"]]
+        for nanoseconds, instant in (
+            (of_round.start_time_unix_nano, "opened_at"),
+            (of_round.end_time_unix_nano, "ended_at"),
+        ):
+            assert nanoseconds / 1e9 == pytest.approx(record[instant], abs=2e-6)
+        clients = {
+            attributes(s)["atoll.client.name"]: s for s in by_name["invitation"] if s.trace_id == of_round.trace_id
+        }
+        assert set(clients) == set(record["clients"])
+        for name, row in record["clients"].items():
+            assert clients[name].parent_span_id == of_round.span_id
+            assert clients[name].start_time_unix_nano / 1e9 == pytest.approx(row["invited_at"], abs=2e-6)
+    assert {"selection", "aggregation", "upload"} <= set(by_name)
+
+
+def test_a_line_of_the_log_names_the_trace_of_its_round(
+    ended: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with receiver() as it:
+        shown("export", "otlp", "tiny-1", "--state", ended.state, "--to", it.address)
+        known = set(it.spans)
+    for process in ("coordinator", "a", "b"):
+        lines = [json.loads(line) for line in ended.log(process).splitlines() if line.startswith("{")]
+        about = [line for line in lines if line.get("run") == "tiny-1" and isinstance(line.get("round"), int)]
+        assert about
+        assert {(line["trace_id"], line["span_id"]) for line in about} <= known
+        assert not any("trace_id" in line for line in lines if "round" not in line)
+
+
+def test_a_killed_export_sends_each_span_once_to_who_knows_its_id(ended: Federation, tmp_path: Path) -> None:
+    """Killed again and again, and refused between: the receiver keeps spans by their ids."""
+    with receiver() as it:
+        command = [str(ATOLL), "export", "otlp", "tiny-1", "--state", str(ended.state), "--to", it.address, "--sites"]
+        expected = 0
+        for _ in range(3):
+            process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            wait_for(lambda: len(it.spans) > expected or process.poll() is not None)  # noqa: B023
+            process.kill()
+            process.communicate()
+            expected = len(it.spans)
+            (tmp_path / "atoll-exports" / "otlp" / FILE).unlink(missing_ok=True)  # a crash of the disk, too
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        for sent in it.spans.values():
+            assert all(span == sent[0] for span in sent)  # a repeated span is the same span
+        complete = dict(it.spans)
+        points = [
+            (tuple(sorted(attributes(p).items())), p.time_unix_nano, p.as_double)
+            for p in it.points.get("atoll.site.metric.value", [])
+        ]
+    with receiver() as fresh:
+        done = subprocess.run([*command[:-2], fresh.address, "--sites"], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert set(fresh.spans) == set(complete)
+        once = [
+            (tuple(sorted(attributes(p).items())), p.time_unix_nano, p.as_double)
+            for p in fresh.points["atoll.site.metric.value"]
+        ]
+    assert len(once) == len(set(once)) > 0
+    assert set(points) == set(once)
+    view = read_view("sites", ended.state, run="tiny-1", paging=Paging(whole=True))
+    curves = [
+        curve
+        for kind in ("evaluation", "training")
+        for site in view[kind]["curves"].values()
+        for curve in site.values()
+    ]
+    assert len(once) == sum(map(len, curves))
+
+
+def test_a_receiver_that_is_away_is_an_exit_code_and_no_lost_span(
+    ended: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("atoll.telemetry.otlp.TIMEOUT_S", 1.0)
+    with receiver() as it:
+        it.failing = 10**6
+        began = time.monotonic()
+        result = invoke("export", "otlp", "tiny-1", "--state", ended.state, "--to", it.address)
+        assert (result.exit_code, it.spans) == (75, {})
+        assert f"{it.address} does not take the spans; the same command continues it" in result.stderr
+        assert time.monotonic() - began < 60
+        it.failing = 0
+        assert shown("export", "otlp", "tiny-1", "--state", ended.state, "--to", it.address)[0]["rows"] == len(it.spans)
+
+
+def test_mistakes_are_a_sentence_each(ended: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    place = ("--state", ended.state)
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" in refused("export", "otlp", "tiny-1", *place)[0]
+    assert "got 'ftp://x'" in refused("export", "otlp", "tiny-1", *place, "--to", "ftp://x")[0]
+    assert "no run" in refused("export", "otlp", "other", *place, "--to", "http://127.0.0.1:1")[0]
