@@ -11,6 +11,7 @@ OF_EXAMPLES, OF_STEPS = (
     ("tests/server/rounds/test_example_privacy.py",),
     ("tests/training/private/test_local_steps.py",),
 )
+OF_CORRELATED = ("tests/server/rounds/test_correlated.py",)
 OF_PLANS = ("tests/server/folding/test_private.py",)
 JOBS, FRESH, GATE = "client/work/jobs.py", "client/disk/fresh_bytes.py", "client/policy/gate.py"
 OF_FRESH_NOISE = ("tests/client/work/test_fresh_noise.py",)
@@ -175,15 +176,15 @@ OF_PRIVACY = (
     Mutant(
         "privacy: the cap is not enforced",
         RULES,
-        "return uses < self.participations_max and spent + self.cost <= self.spent_max",
-        "return spent + self.cost <= self.spent_max",
+        "return uses < self.participations_max and self.spent_after(spent, uses) <= self.spent_max",
+        "return self.spent_after(spent, uses) <= self.spent_max",
         "a client is in more sums than participations_max",
         OF_CHARGES,
     ),
     Mutant(
         "privacy: the budget is not enforced",
         RULES,
-        "return uses < self.participations_max and spent + self.cost <= self.spent_max",
+        "return uses < self.participations_max and self.spent_after(spent, uses) <= self.spent_max",
         "return uses < self.participations_max",
         "a client spends more than its epsilon",
         OF_CHARGES,
@@ -239,15 +240,15 @@ OF_PRIVACY = (
     Mutant(
         "privacy: noise not bound to the set",
         PLAN,
-        'contributed = "".join(sorted(contribution.digest for contribution in effect.contributions))',
-        'contributed = ""',
+        "of_set = set_digest(contribution.digest for contribution in effect.contributions)",
+        "of_set = set_digest([])",
         "two sums of one round have equal noise, and their difference has none",
         OF_PLANS,
     ),
     Mutant(
         "privacy: a fold without noise",
         PLAN,
-        "        noise=None if private is None else private.planned(effect, base_digest),\n",
+        "        noise=None if private is None else private.planned(effect, base_digest, base.layout),\n",
         "        noise=None,\n",
         "the exact mean of clipped updates is published under a guarantee",
         OF_PLANS,
@@ -255,18 +256,50 @@ OF_PRIVACY = (
     Mutant(
         "privacy: the wrong denominator",
         PLAN,
-        "self.rules.sum_multiplier * clip_norm, self.cohort_size, key.hex()",
-        "self.rules.sum_multiplier * clip_norm, len(effect.contributions), key.hex()",
+        "PlannedNoise(deviation, self.cohort_size, self._key_of_set(effect, base, mechanism)",
+        "PlannedNoise(deviation, len(effect.contributions), self._key_of_set(effect, base, mechanism)",
         "a mean is divided by the number of updates that came",
         OF_PLANS,
     ),
     Mutant(
         "privacy: no clip",
         PLAN,
-        "        return clip_factors(norms, clip_to(clip_norm, exponent, values))\n",
-        "        return [1.0 for _ in norms]\n",
+        "clip_factors(norms, clip_to(clip_norm, exponent_of(self._deviation(layout, clip_norm)), values))",
+        "[1.0 for _ in norms]",
         "one client can move the sum by any length",
         OF_PLANS,
+    ),
+    Mutant(
+        "privacy: correlated noise lets clients come again at once",
+        MEMBERSHIP,
+        "member.apart_until = self.row + rules.separation\n",
+        "member.apart_until = self.row + 1\n",
+        "the sensitivity of all rounds assumes that the uses of a client are apart",
+        OF_CORRELATED,
+    ),
+    Mutant(
+        "privacy: correlated noise is taken off with the key of another base",
+        RUN,
+        "row = NoiseRow(commit.round_id, self.ledger.model_digest, set_digest(commit.used))",
+        "row = NoiseRow(commit.round_id, commit.model_digest, set_digest(commit.used))",
+        "later rounds add noise in place of taking some off",
+        OF_CORRELATED,
+    ),
+    Mutant(
+        "privacy: a restored run goes without the noises that it lacks",
+        RUN,
+        "        if privacy.earlier:  # the noises",
+        "        if False:  # the noises",
+        "later rounds take off the noises of other rounds than their account assumes",
+        OF_CORRELATED,
+    ),
+    Mutant(
+        "privacy: rounding correlated noise is free",
+        "aggregation/noise/private_sum.py",
+        "    found = deviation + math.ldexp(steps, exponent)\n",
+        "    found = deviation\n",
+        "the noises with which two sums have the same releases are further apart than the account assumes",
+        ("tests/aggregation/noise/test_private_sum.py",),
     ),
     Mutant(
         "privacy: a use of examples costs one step",
@@ -319,7 +352,7 @@ OF_PRIVACY = (
     Mutant(
         "privacy: the noise does not know the data",
         STEPS,
-        'of_data = key_of(key, "private steps", count)',
+        'of_data = key_of(key, "private steps", num_examples)',
         'of_data = key_of(key, "private steps", 0)',
         "the same noise with one row less tells the row",
         OF_STEPS,

@@ -18,6 +18,8 @@ import math
 from collections.abc import Sequence
 from operator import add
 
+ROUNDS_MAX = 2_000
+"""Most rounds of correlated noise: the search for its bands takes seconds there."""
 BANDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 17, 20, 25, 30)
 """Numbers of bands among which `best_bands` chooses; 1 is independent noise."""
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from atoll.ground.printable import count_of
 from atoll.protocol.privacy.adaptive_clip import AdaptiveClip
-from atoll.protocol.privacy.correlated import BANDS, best_bands
+from atoll.protocol.privacy.correlated import BANDS, ROUNDS_MAX, best_bands
 from atoll.protocol.privacy.gaussian import mu_within, noise_multiplier_of
 from atoll.protocol.secure.session_size import MEMBERS_MAX
 from atoll.protocol.settings import STRICT
@@ -32,10 +32,6 @@ _SEES_SITES = {
     "oort": "cohorts would depend on the loss of each client",
 }
 """Samplers by values of single clients, which their cohorts would release."""
-
-
-CORRELATED_ROUNDS_MAX = 2_000
-"""Most rounds of correlated noise: the search for its bands takes seconds there."""
 
 _fault = partial(excluded, "privacy")
 _best_bands = lru_cache(maxsize=64)(best_bands)
@@ -236,7 +232,7 @@ class PrivacyConfig(BaseModel):
         """Return the rounds whose noise is in the noise of a round; None: noise is independent."""
         if not self.is_correlated:
             return None
-        if rounds > CORRELATED_ROUNDS_MAX:
+        if rounds > ROUNDS_MAX:
             return 1  # a fault
         return self.bands or _best_bands(rounds, self._apart, self._uses_of(rounds))
 
@@ -258,7 +254,7 @@ class PrivacyConfig(BaseModel):
             "spent_max": mu_within(self.epsilon, self.delta) ** 2,
         }
         if (bands := self.bands_of(rounds)) is not None:
-            rounds = min(rounds, CORRELATED_ROUNDS_MAX)  # more are a fault
+            rounds = min(rounds, ROUNDS_MAX)  # more are a fault
             values["participations_max"] = self._uses_of(rounds)
             return CorrelatedRules(**values, rounds=rounds, apart=self._apart, bands=bands)
         if not self.is_shared:
@@ -288,8 +284,8 @@ class PrivacyConfig(BaseModel):
         for name, given in (("separation_min", self.separation_min), ("bands", self.bands)):
             if given is not None and given > rounds:
                 yield f"privacy.{name}: got {given}, {of_run}: allowed is 1 to {rounds}"
-        if rounds > CORRELATED_ROUNDS_MAX:
-            out = f'at most {CORRELATED_ROUNDS_MAX}, or privacy.mechanism = "gaussian"'
+        if rounds > ROUNDS_MAX:
+            out = f'at most {ROUNDS_MAX}, or privacy.mechanism = "gaussian"'
             yield f"rounds: got {rounds}, over which correlated noise is not computed: allowed is {out}"
 
     def _why_not_correlated(self, *, is_secure: bool) -> Iterator[str]:
@@ -483,9 +479,11 @@ class PrivacyConfig(BaseModel):
                 f"secure.sessions: got {secure.sessions}, and each sum has its noise, which together is that of one, "
                 f'multiplied by {math.sqrt(secure.sessions):.3g}: privacy.noise_by = "clients" needs no more than 1'
             )
-        if self.is_correlated:
+        if self.is_correlated and self._apart > 1:
             what = f"rounds wait unless round.cohort_size times {self._apart} clients or more take part"
             yield f"privacy.separation_min: {what}"
+        if self.bands_of(rounds) == 1:
+            yield 'privacy.mechanism: with one band, the best at a small separation, the noise is that of "gaussian"'
         if self.epsilon > 10:
             yield f"privacy.epsilon: {self.epsilon:g} promises little: docs/privacy.md says what epsilon means"
         if self.unit == "example":

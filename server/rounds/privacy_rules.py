@@ -65,7 +65,7 @@ class PrivacyRules:
 
     @property
     def rounding(self) -> tuple[int, float]:
-        """The rounds, and the sum of the coefficients, by which rounding a round's noise to the grid moves sums."""
+        """What rounding to the grid costs: see `private_sum.deviation_of`; (0, 0.0): no noise is rounded."""
         return 0, 0.0
 
     def spent_after(self, spent: float, uses: int, number: int = 1) -> float:
@@ -151,9 +151,7 @@ class CorrelatedRules(PrivacyRules):
     @property
     def sum_multiplier(self) -> float:
         """Standard deviation of the noise of a round that is independent of the others', in clip norms."""
-        return self.noise_multiplier * math.sqrt(
-            _squares(self.rounds, self.apart, self.participations_max, self.bands)[-1]
-        )
+        return self.noise_multiplier * math.sqrt(self._squares[-1])
 
     @property
     def separation(self) -> int:
@@ -167,13 +165,18 @@ class CorrelatedRules(PrivacyRules):
 
     @property
     def rounding(self) -> tuple[int, float]:
-        """The rounds, and the sum of the coefficients, by which rounding a round's noise to the grid moves sums."""
-        return self.rounds, math.fsum(correlated.inverse_of(correlated.inverse_square_root(self.bands), self.rounds))
+        """The rounds, and |c|_1 s_K / s_1, by which rounding to the grid costs: see `private_sum.deviation_of`."""
+        total = math.fsum(correlated.inverse_of(correlated.inverse_square_root(self.bands), self.rounds))
+        return self.rounds, total * math.sqrt(self._squares[-1] / self._squares[0])
+
+    @property
+    def _squares(self) -> tuple[float, ...]:
+        """The squared sensitivity of 1 to all uses of a client."""
+        return _squares(self.rounds, self.apart, self.participations_max, self.bands)
 
     def spent_after(self, spent: float, uses: int, number: int = 1) -> float:
         """Return what a client has spent after `number` further uses."""
-        squares = _squares(self.rounds, self.apart, self.participations_max, self.bands)
-        return self.cost * squares[min(uses + number, self.participations_max) - 1] / squares[-1]
+        return self.cost * self._squares[min(uses + number, self.participations_max) - 1] / self._squares[-1]
 
     def guarantee(self, spent: float, uses: int) -> Guarantee:
         """Return the guarantee of a run whose most used client has spent this in `uses` sums."""

@@ -259,6 +259,23 @@ def test_correlated_noise_is_of_all_rounds_together() -> None:
     assert differing_keys(config, run_with([*CORRELATED, "rounds=20"])) == []
 
 
+def test_it_is_said_that_rounds_wait_for_clients_and_that_one_band_is_independent_noise() -> None:
+    [line] = [line for line in run_with([*CORRELATED, "rounds=20"]).notices if line.startswith("privacy.")]
+    assert line == "privacy.separation_min: rounds wait unless round.cohort_size times 4 clients or more take part"
+    apart = ["privacy.separation_min=1", "rounds=20"]
+    [line] = [line for line in run_with([*CORRELATED, *apart]).notices if line.startswith("privacy.")]
+    assert line.endswith('with one band, the best at a small separation, the noise is that of "gaussian"')
+    assert [*run_with([*CORRELATED, *apart, "privacy.bands=2"]).notices] == []
+
+
+def test_correlated_noise_that_rounding_would_make_much_longer_is_refused() -> None:
+    rules = run_with([*CORRELATED, "rounds=2000"]).rules.privacy
+    assert rules is not None
+    assert [*faults_of_layout([Tensor("w", "F32", (1000, 1000))], frozenset(), rules)] == []
+    [fault] = faults_of_layout([Tensor("w", "F32", (10**6, 10**6))], frozenset(), rules)
+    assert fault.startswith("privacy.noise_multiplier: correlated noise of 2000 rounds for updates of 1000000000000 numb")
+
+
 WHY = 'privacy.mechanism: got "correlated", and with [privacy] '
 EXCLUDED = {
     "privacy.separation_min=30": "privacy.separation_min: got 30, and the run has 20 rounds: allowed is 1 to 20",
