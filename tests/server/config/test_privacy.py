@@ -273,7 +273,7 @@ def test_correlated_noise_that_rounding_would_make_much_longer_is_refused() -> N
     assert rules is not None
     assert [*faults_of_layout([Tensor("w", "F32", (1000, 1000))], frozenset(), rules)] == []
     [fault] = faults_of_layout([Tensor("w", "F32", (10**6, 10**6))], frozenset(), rules)
-    assert fault.startswith("privacy.noise_multiplier: correlated noise of 2000 rounds for updates of 1000000000000 numb")
+    assert fault.startswith("privacy.noise_multiplier: correlated noise of 2000 rounds for updates of")
 
 
 WHY = 'privacy.mechanism: got "correlated", and with [privacy] '
