@@ -45,7 +45,7 @@ class Simulations:
         parts = Path(name).parts
         if name != "." and (len(parts) > DEPTH or ".." in parts or Path(name).is_absolute()):
             raise AtollError(f"run: got {name!r}; allowed: a folder at most {DEPTH} levels below {self.folder}")
-        if not (self.folder / name / ROUNDS).is_file():
+        if not os.path.isfile(self.folder / name / ROUNDS):  # also of a name that no file can have
             raise AtollError(f"{self.folder} has no simulated run {name!r}: there is no {ROUNDS} in that folder")
         return SimulatedRun(self.folder / name)
 

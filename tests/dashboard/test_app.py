@@ -197,6 +197,8 @@ def test_a_used_link_and_a_made_up_one_are_refused(stranger: TestClient, key: by
         (f"{DEPLOYED}/rounds?after=odd", 404, "after: got"),
         (f"{DEPLOYED}/versions?after=-1", 404, "after: got"),
         ("/runs/3/none", 404, "no simulated run"),
+        (f"/runs/3/{'a' * 5000}", 404, "no simulated run"),
+        (f"{DEPLOYED}/rounds/{'9' * 25}", 404, ""),
         ("/runs/3/..~1..~1etc", 404, "allowed: a folder at most 2 levels below"),
         ("/runs/3/one/sites", 404, "is a folder of simulations"),
         ("/runs/3/one/rounds/77", 404, "has no round 77"),
