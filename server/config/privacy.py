@@ -86,7 +86,8 @@ class PrivacyConfig(BaseModel):
 
     separation_min: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Of correlated noise: the least distance of two versions with a client's update; a client is no candidate before.
-    More clients allow more: about their number over `round.cohort_size`."""
+    More clients allow more: about their number over `round.cohort_size`; absent: refused with correlated noise, and the
+    only way without."""
 
     bands: Annotated[int, Field(ge=1, le=BANDS[-1])] | None = None
     """Of correlated noise: rounds whose noise is in the noise of a round; absent: the number with the least error over
