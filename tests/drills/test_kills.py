@@ -63,7 +63,7 @@ def test_a_process_that_has_taken_the_number_is_left_alone(
         (b"-1", "may kill"),
         (b"0", "may kill"),
         (b"1", "may kill"),
-        (str(os.getpid()).encode(), "may kill"),
+        pytest.param(str(os.getpid()).encode(), "may kill", id="this process"),
         (b"4194305", "has ended"),  # above the largest number of Linux
     ],
 )

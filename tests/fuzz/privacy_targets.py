@@ -51,8 +51,6 @@ _MECHANISM = {"sample_rate": 0.04, "noise_multiplier": 1.5}
 STEPS = [json.dumps({"steps": 30, "at": 15, "most": 20, "repeats": 1, "mechanism": _MECHANISM}).encode()]
 ANCHORS = [json.dumps({"count": 12, "hash": "ab" * 32, "names": ["mri"]}).encode()]
 
-_folder = tempfile.TemporaryDirectory(prefix="atoll-fuzz-")
-
 
 def row(data: bytes) -> None:
     """Read a row of a site's ledger, and count it after the first charge of its name."""
@@ -92,18 +90,18 @@ def of_sum(data: bytes) -> None:
 
 def steps(data: bytes) -> None:
     """Read the account of a private training."""
-    folder = Path(_folder.name)
-    (folder / FILE).write_bytes(data)
-    account = Account(folder, _MECHANISM)
+    with tempfile.TemporaryDirectory(prefix="atoll-fuzz-") as folder:
+        (Path(folder) / FILE).write_bytes(data)
+        account = Account(Path(folder), _MECHANISM)
     assert account.steps >= 0
     assert account.repeats >= 0
 
 
 def anchor(data: bytes) -> None:
     """Read an agent's memory of its ledger; what is not one allows nothing."""
-    folder = Path(_folder.name)
-    (folder / NAME).write_bytes(data)
-    found, fault = read_anchor(folder)
+    with tempfile.TemporaryDirectory(prefix="atoll-fuzz-") as folder:
+        (Path(folder) / NAME).write_bytes(data)
+        found, fault = read_anchor(Path(folder))
     if fault:
         assert found.count == 0
         refuse(NAME, fault, "a memory")
