@@ -121,10 +121,10 @@ def quoted(overrides: list[str]) -> list[str]:
 
 
 def rows_of_page() -> set[str]:
-    """Return the first column of the section's first table."""
+    """Return the first column of the page's table."""
     section = PAGE.read_text("utf-8").partition("### What goes with it\n")[2].partition("\n#")[0]
-    table = section[section.index("\n|") + 1 :].partition("\n\n")[0]
-    return {line.split("|")[1].strip() for line in table.splitlines()[2:]}
+    lines = [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("|")]
+    return {*lines[2:]}
 
 
 def test_each_row_of_the_page_has_a_case() -> None:
