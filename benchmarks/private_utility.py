@@ -1,4 +1,4 @@
-"""What privacy costs in accuracy: digits of 400 clients and of 4 silos, by epsilon, beside the same run without it.
+"""The cost of privacy in accuracy: digits of 400 clients and of 4 silos, by epsilon, beside the same run without it.
 
     python -m benchmarks.private_utility [--seeds N,N,..] [--cases NAME,..] [--epsilons E,E,..]
 

@@ -1,4 +1,4 @@
-"""What one client's update tells on digits, by inversion and by inference of membership: plain, and masked.
+"""The disclosure of one client's update of digits, by inversion and by inference of membership: plain, and masked.
 
     python -m benchmarks.secure_disclosure [--seeds N]
 

@@ -60,10 +60,14 @@ class Processes:
                 [ATOLL, *command], stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}
             )
 
+    @property
+    def ports(self) -> tuple[str, ...]:
+        """The settings of the coordinator's ports."""
+        return "--set", f"coordinator.listen={self.address}", "--set", "coordinator.enrol=127.0.0.1:0"
+
     def start_coordinator(self) -> None:
         """Start the coordinator, or restart it: its state directory has the run."""
-        ports = ("--set", f"coordinator.listen={self.address}", "--set", "coordinator.enrol=127.0.0.1:0")
-        self.start("coordinator", "coordinator", str(HERE / "demo.toml"), "--state", str(self.state), *ports)
+        self.start("coordinator", "coordinator", str(HERE / "demo.toml"), "--state", str(self.state), *self.ports)
 
     def invite(self, site: str) -> str:
         """Return a join code, as `atoll client invite` prints it."""

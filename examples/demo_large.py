@@ -6,9 +6,7 @@ is committed with one update of each site. The tables have the restarted rank, t
 private memory of each rank beside that of the process that trains the whole model at a plain site.
 """
 
-import argparse
 import os
-import shutil
 import signal
 import sys
 import time
@@ -17,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from atoll.ground.printable import printable_size
@@ -26,8 +23,8 @@ from atoll.protocol.identity.names import Role
 from atoll.protocol.vocabulary import Fate, Phase, RunState
 from atoll.server.journal.holder import running_coordinator
 from atoll.server.rounds.record import RoundRecord
-from atoll.server.views.history import History
 from examples.demo import Processes, free_address
+from examples.demo_course import Course, conduct
 
 HERE = Path(__file__).parent / "large"
 PLAIN, CLUSTER, NUM_RANKS = ["north", "south"], "cluster", 4
@@ -40,8 +37,7 @@ class Federation(Processes):
 
     def start_coordinator(self) -> None:
         """Start the coordinator, or restart it: its state directory has the run."""
-        ports = ("--set", f"coordinator.listen={self.address}", "--set", "coordinator.enrol=127.0.0.1:0")
-        self.start("coordinator", "coordinator", str(HERE / "run.toml"), "--state", str(self.state), *ports)
+        self.start("coordinator", "coordinator", str(HERE / "run.toml"), "--state", str(self.state), *self.ports)
 
     def start_agent(self, site: str, *join: str) -> None:
         """Start the agent of a site; `join` has its join code."""
@@ -109,45 +105,27 @@ def private_bytes(process: int) -> int:
 
 
 @dataclass
-class Demo:
+class Demo(Course):
     """The course of the demo."""
 
-    processes: Federation
-    console: Console
+    limit_s = LIMIT_S
     memory: Memory = field(default_factory=Memory)
-    begun: float = field(default_factory=time.monotonic)
-    records: list[RoundRecord] = field(default_factory=list)
-    state: RunState = RunState.QUEUED
-    loss: dict[int, float] = field(default_factory=dict)
     healed: dict[int, str] = field(default_factory=dict)
     """The restarted process and the seconds until it was there again, by round."""
     sent: dict[int, int] = field(default_factory=dict)
     """The size of each rank's part of the newest update [bytes], by rank."""
 
-    def say(self, text: str) -> None:
-        """Print a line, with the seconds since the start."""
-        self.console.print(f"{time.monotonic() - self.begun:5.1f} s  {text}", soft_wrap=True, highlight=False)
-
     def look(self) -> None:
-        """Read the run's records, with or without a running coordinator, and measure memory."""
-        with suppress(OSError, LookupError):
-            history = History(self.processes.state)
-            run = history.run("text")
-            before, self.records, self.state = len(self._committed()), history.rounds(run.run_id), run.state
-            for row in history.evaluations(run.run_id):
-                if row.statistics:
-                    total, count = row.statistics["loss"]
-                    self.loss[row.version] = total / count
-            for record in self._committed()[before:]:
-                names = ", ".join(client for client, _ in record.with_fate(Fate.REPORTED))
-                seconds = (record.ended_at or 0) - record.opened_at
-                self.say(f"round {record.round_id} is committed after {seconds:.1f} s with one update each of {names}")
+        """Read the run's records, and measure memory."""
+        before = len(self._committed())
+        self.read("text")
+        for record in self._committed()[before:]:
+            names = ", ".join(client for client, _ in record.with_fate(Fate.REPORTED))
+            seconds = (record.ended_at or 0) - record.opened_at
+            self.say(f"round {record.round_id} is committed after {seconds:.1f} s with one update each of {names}")
         self._look_at_the_parts()
         self.memory.look(self.processes, is_idle=not any(record.clients for record in self.records))
-        self.processes.check()
-        if time.monotonic() - self.begun > LIMIT_S:
-            raise SystemExit(f"the demo has taken more than {LIMIT_S:g} s: see the logs in {self.processes.folder}")
-        time.sleep(0.1)
+        self.wait()
 
     def _look_at_the_parts(self) -> None:
         """Measure the parts of an update in the spool, where they lie until the coordinator has accepted them."""
@@ -260,25 +238,13 @@ class Demo:
 
 def main() -> int:
     """Run the demo, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="make demo-large", description=(__doc__ or "").splitlines()[0])
-    what = "the folder to write; an older one is deleted"
-    parser.add_argument("--out", type=Path, default=Path("demo-run"), help=what)
-    arguments = parser.parse_args()
-    shutil.rmtree(arguments.out, ignore_errors=True)
-    arguments.out.mkdir(parents=True)
-    processes = Federation(arguments.out.resolve(), free_address())
-    demo = Demo(processes, Console(width=None if sys.stdout.isatty() else 120))
-    try:
-        demo.run()
-    finally:
-        processes.stop()
-    demo.show()
-    faults = demo.broken()
-    for fault in faults:
-        demo.console.print(f"[red]promise broken:[/red] {fault}")
-    if not faults:
-        demo.say("nothing was lost: every round has one update of each site")
-    return 1 if faults else 0
+    return conduct(
+        "make demo-large",
+        (__doc__ or "").splitlines()[0],
+        lambda folder, console: Demo(Federation(folder, free_address()), console),
+        width=120,
+        kept="nothing was lost: every round has one update of each site",
+    )
 
 
 if __name__ == "__main__":

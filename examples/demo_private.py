@@ -7,15 +7,12 @@ ends when its privacy budget is spent, and a plain run that the operator asks fo
 same run without sums and noise is beside it in the table.
 """
 
-import argparse
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from atoll.ground.printable import count_of, printable_size
@@ -31,8 +27,8 @@ from atoll.operations import admin
 from atoll.protocol.identity.names import Role
 from atoll.protocol.vocabulary import Fate, Phase, RunState
 from atoll.server.rounds.record import RoundRecord
-from atoll.server.views.history import History
 from examples.demo import ATOLL, Processes, free_address
+from examples.demo_course import Course, conduct
 from examples.demo_large import family
 
 HERE = Path(__file__).parent / "adapters"
@@ -53,11 +49,9 @@ class Federation(Processes):
 
     def start_coordinator(self) -> None:
         """Start the coordinator, or restart it: its state directory has the run."""
-        ports = ("--set", f"coordinator.listen={self.address}", "--set", "coordinator.enrol=127.0.0.1:0")
-        ports += ("--set", "coordinator.lease=120")  # a site computes the exact account of its budget meanwhile
-        self.start(
-            "coordinator", "coordinator", "--stay", "--state", str(self.state), *ports, TINY_LLAMA=str(self.base)
-        )
+        lease = ("--set", "coordinator.lease=120")  # a site computes the exact account of its budget meanwhile
+        command = ("coordinator", "--stay", "--state", str(self.state), *self.ports, *lease)
+        self.start("coordinator", *command, TINY_LLAMA=str(self.base))
 
     def start_agent(self, site: str, *join: str) -> None:
         """Start the agent of a site; `join` has its join code. The stranger's demands nothing."""
@@ -97,28 +91,16 @@ class Federation(Processes):
 
 
 @dataclass
-class Demo:
+class Demo(Course):
     """The course of the demo."""
 
-    processes: Federation
-    console: Console
-    begun: float = field(default_factory=time.monotonic)
-    records: list[RoundRecord] = field(default_factory=list)
-    state: RunState = RunState.QUEUED
-    cause: str = ""
-    loss: dict[int, float] = field(default_factory=dict)
+    limit_s = LIMIT_S
     happened: dict[int, str] = field(default_factory=dict)
     """What was done in a round, for the table."""
     masked: dict[str, float] = field(default_factory=dict)
     """Share of bits that are 1, by the site, in each masked update on the disk of the killed coordinator."""
     refusals: dict[str, str] = field(default_factory=dict)
     """The sentence with which each site has refused the plain run."""
-
-    def say(self, text: str) -> None:
-        """Print a line, with the seconds since the start."""
-        self.console.print(
-            f"{time.monotonic() - self.begun:5.1f} s  {text}", soft_wrap=True, highlight=False, markup=False
-        )
 
     # ------------------------------------------------------------ the course
 
@@ -137,7 +119,7 @@ class Demo:
         self.say(f"the run is {self.state}: {self.cause}")
         self._ask_for_a_plain_run()
         while self.processes.running["plain"].poll() is None:
-            self._wait()
+            self.wait()
 
     def _begin(self) -> None:
         """Start the coordinator and all agents, and the simulation of the plain run."""
@@ -149,7 +131,7 @@ class Demo:
         self.start_the_plain_run()
         self.processes.start_coordinator()
         while not (self.processes.said("coordinator", "no run yet")):
-            self._wait()
+            self.wait()
         for site in (*SITES, STRANGER):
             code = admin.invite(self.processes.state, Role.CLIENT, site, lifetime_s=LIMIT_S).join_code
             self.processes.start_agent(site, "--join", code)
@@ -158,7 +140,7 @@ class Demo:
         self.say(f"{agent} {MESH} --mesh dp_shard={NUM_RANKS}")
         self.say(f"the operator of the coordinator gives itself a certificate, too, as the site {STRANGER}")
         while not all(self.processes.said(site, "connected to") for site in (*SITES, STRANGER)):
-            self._wait()
+            self.wait()
 
     def _introduce(self) -> None:
         """Pin the keys of the five sites: one calls the others, and they get its list."""
@@ -255,33 +237,20 @@ class Demo:
                     for line in map(json.loads, path.read_text().splitlines()):
                         if (line.get("action"), line.get("actor")) == ("train.refused", "plain-1"):
                             self.refusals[site] = line["outcome"]
-            self._wait()
+            self.wait()
         self.say(f"all five refuse: {self.refusals['north']}")
 
     # ------------------------------------------------------------ reading
 
     def look(self, wait: float = 0.1) -> None:
-        """Read the run's records, with or without a running coordinator."""
-        with suppress(OSError, LookupError):
-            history = History(self.processes.state)
-            run = history.run(RUN)
-            before = {record.round_id for record in self._ended()}
-            self.records, self.state, self.cause = history.rounds(RUN), run.state, run.cause
-            for row in history.evaluations(RUN):
-                if row.statistics:
-                    total, count = row.statistics["loss"]
-                    self.loss[row.version] = total / count
-            for record in self._ended():
-                if record.round_id not in before:
-                    names = ", ".join(_in_the_sum(record))
-                    self.say(f"round {record.round_id} is {record.phase}: the sum of {names or 'nobody'}")
-        self._wait(wait)
-
-    def _wait(self, seconds: float = 0.1) -> None:
-        self.processes.check()
-        if time.monotonic() - self.begun > LIMIT_S:
-            raise SystemExit(f"the demo has taken more than {LIMIT_S:g} s: see the logs in {self.processes.folder}")
-        time.sleep(seconds)
+        """Read the run's records, and tell of the rounds that have ended since."""
+        before = {record.round_id for record in self._ended()}
+        self.read(RUN)
+        for record in self._ended():
+            if record.round_id not in before:
+                names = ", ".join(_in_the_sum(record))
+                self.say(f"round {record.round_id} is {record.phase}: the sum of {names or 'nobody'}")
+        self.wait(wait)
 
     def _ended(self) -> list[RoundRecord]:
         return [record for record in self.records if record.ended_at]
@@ -401,25 +370,13 @@ def _in_the_sum(record: RoundRecord) -> list[str]:
 
 def main() -> int:
     """Run the demo, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="make demo-private", description=(__doc__ or "").splitlines()[0])
-    what = "the folder to write; an older one is deleted"
-    parser.add_argument("--out", type=Path, default=Path("demo-run"), help=what)
-    arguments = parser.parse_args()
-    shutil.rmtree(arguments.out, ignore_errors=True)
-    arguments.out.mkdir(parents=True)
-    processes = Federation(arguments.out.resolve(), free_address())
-    demo = Demo(processes, Console(width=None if sys.stdout.isatty() else 132))
-    try:
-        demo.run()
-        demo.show()
-        faults = demo.broken()
-    finally:
-        processes.stop()
-    for fault in faults:
-        demo.console.print(f"[red]promise broken:[/red] {fault}")
-    if not faults:
-        demo.say("no site's update was seen, no row is told, and no budget is exceeded")
-    return 1 if faults else 0
+    return conduct(
+        "make demo-private",
+        (__doc__ or "").splitlines()[0],
+        lambda folder, console: Demo(Federation(folder, free_address()), console),
+        width=132,
+        kept="no site's update was seen, no row is told, and no budget is exceeded",
+    )
 
 
 if __name__ == "__main__":

@@ -232,11 +232,7 @@ def _apply(override: str, document: dict[str, Any], short_tables: ShortTables) -
     is_within = len(key) > 1 or isinstance(value, dict)
     if is_within and isinstance(text_alone := document.get(key[0]), str) and key[0] in short_tables:
         document[key[0]] = {short_tables[key[0]][0]: text_alone}
-    if (
-        key[0] not in short_tables
-        and len(key) == 1
-        and isinstance(document.get(key[0]), dict) > isinstance(value, dict)
-    ):
+    if not is_within and key[0] not in short_tables and isinstance(document.get(key[0]), dict):
         what = f"{key[0]}: got {short(text.strip())}, and a table is not taken away by an option"
         raise ValueError(f"{what}; allowed: a table; a new run, from settings without [{key[0]}], has none")
     for part in key[:-1]:

@@ -34,7 +34,7 @@ def proxy(
 
     from atoll.drills.line import Line
     from atoll.drills.troubles import Troubles
-    from atoll.protocol.wire.channel import bracketed
+    from atoll.ground.address import bracketed
 
     troubles = Troubles(
         latency_s=latency, jitter_s=jitter, rate=rate, cut_every_s=cut_every, half_open=half_open, seed=seed
@@ -82,8 +82,9 @@ def kill(
 
 def _place(address: str, anywhere: bool, faults: list[str]) -> tuple[str, int] | None:
     """Return host and port of an address, or add why it is not allowed to the faults."""
+    from atoll.ground.address import is_loopback
     from atoll.protocol.settings import ConfigError
-    from atoll.protocol.wire.channel import is_loopback, parse_address
+    from atoll.protocol.wire.channel import parse_address
 
     try:
         host, port = parse_address(address)

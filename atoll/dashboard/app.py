@@ -162,7 +162,7 @@ def of_versions(asked: Asked) -> Answer:
     """Return the versions of a run."""
     source, here = asked.source, asked.source.deployed(asked.run)
     seen = here.page("versions", count=asked.count, after=asked.query.get("after", ""), last=True)
-    given = asked.only("after")
+    given = asked.only("after", "count")
 
     def make() -> Page:
         document = here.document
@@ -263,7 +263,7 @@ class Dashboard:
         async def answer(request: Request) -> Response:
             path = request.path_params
             source, run_id = self._source(path["place"]), addresses.name_in(path.get("run", ""))
-            followed = self._live.of(f"{source.number}/{run_id}")
+            followed = self._live.of(addresses.key_of(source.number, run_id))
             lines = () if followed is None else tuple(followed.lines)
             asked = Asked(source, run_id, path, dict(request.query_params), lines)
             if request.url.path.endswith(".json"):

@@ -1,7 +1,7 @@
 """The geometry of pictures: curves over versions, and the bars of a round's clients; pure, in units of an SVG."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 640, 200
@@ -13,6 +13,9 @@ COLOURS = 6
 
 CURVES_MAX = 50
 """Largest number of curves of a page."""
+
+BARS_WIDTH = 960
+"""Width of the picture of a round's bars."""
 
 ROW = 24
 """Height of a bar with its gap."""
@@ -67,7 +70,6 @@ class Chart:
         over: what the horizontal axis counts, such as `version`.
         lines: the curves.
         xs, ys: the labels of the axes.
-        values: the points of each curve, for a zoomed picture.
     """
 
     title: str
@@ -75,7 +77,6 @@ class Chart:
     lines: Sequence[Line]
     xs: Sequence[Tick]
     ys: Sequence[Tick]
-    values: Mapping[str, Sequence[Point]]
     width: int = WIDTH
     height: int = HEIGHT
 
@@ -118,22 +119,14 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """A vertical line at an instant, such as the deadline."""
-
-    x: float
-    name: str
-
-
-@dataclass(frozen=True)
 class Bars:
-    """The bars of a round."""
+    """The bars of a round; `rules` are vertical lines with a label, such as the deadline."""
 
     bars: Sequence[Bar]
-    rules: Sequence[Rule]
+    rules: Sequence[Tick]
     ticks: Sequence[Tick]
     height: float
-    width: int = 960
+    width: int = BARS_WIDTH
 
 
 def chart(title: str, over: str, curves: Mapping[str, Sequence[Point]]) -> Chart | None:
@@ -171,7 +164,6 @@ def chart(title: str, over: str, curves: Mapping[str, Sequence[Point]]) -> Chart
         lines,
         [Tick(x_of(x), f"{x:g}") for x in _ticks(*xs, 6, whole=True)],
         [Tick(y_of(y), f"{y:.4g}") for y in _ticks(*ys, 4)],
-        drawn,
     )
 
 
@@ -189,8 +181,8 @@ def bars(
         end: the instant of the right end [s].
         rules: the instants of vertical lines by name [s]; one beyond the end is left out.
     """
-    width, span = 960, max(end - begin, 1e-3)
-    x_of = _map((begin, begin + span), NAME, width - 90)
+    span = max(end - begin, 1e-3)
+    x_of = _map((begin, begin + span), NAME, BARS_WIDTH - 90)
     found = []
     for number, (name, last, parts, fate) in enumerate(clients):
         drawn = [
@@ -199,7 +191,7 @@ def bars(
             if until > first
         ]
         found.append(Bar(name, 20 + number * ROW, drawn, f"{max(0.0, last - begin):.1f} s", fate))
-    lines = [Rule(x_of(at), name) for name, at in rules.items() if begin <= at <= begin + span]
+    lines = [Tick(x_of(at), name) for name, at in rules.items() if begin <= at <= begin + span]
     ticks = [Tick(x_of(begin + at), f"{at:g} s") for at in _ticks(0.0, span, 6)]
     return Bars(found, lines, ticks, 20 + len(found) * ROW + 22)
 
@@ -213,20 +205,10 @@ def _scale(values: Sequence[float], *, is_padded: bool = False) -> tuple[float, 
     return low - room, high + room
 
 
-def _map(span: tuple[float, float], first: float, last: float) -> "_Map":
-    return _Map(span[0], (last - first) / (span[1] - span[0]), first)
-
-
-@dataclass(frozen=True)
-class _Map:
-    """A linear map of values to places."""
-
-    low: float
-    factor: float
-    first: float
-
-    def __call__(self, value: float) -> float:
-        return self.first + (value - self.low) * self.factor
+def _map(span: tuple[float, float], first: float, last: float) -> Callable[[float], float]:
+    """Return the linear map of a span of values to the places from `first` to `last`."""
+    low, factor = span[0], (last - first) / (span[1] - span[0])
+    return lambda value: first + (value - low) * factor
 
 
 def _ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:

@@ -1,8 +1,7 @@
-"""The place at which a dashboard listens, and the file by which its owner makes further links."""
+"""Listener of a dashboard: its address on loopback, and the file by which its owner makes further links."""
 
 import json
 import os
-import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,13 +10,12 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from atoll.dashboard.access import LOGIN, new_token
+from atoll.ground.address import bracketed, is_loopback, parsed
 from atoll.interface.errors import AtollError
 
 DEFAULT = "127.0.0.1:7080"
 
 TUNNEL = "use a tunnel: ssh -L 7080:127.0.0.1:7080 HOST, with `atoll dashboard` on HOST"
-
-_PLACE = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[0-9A-Za-z.-]+):(?P<port>[0-9]{1,5})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -35,13 +33,12 @@ class Listener:
     @property
     def netloc(self) -> str:
         """The address as a URL has it."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == 80 else f"{host}:{self.port}"
+        return self._netloc_of(self.host)
 
     @property
     def hosts(self) -> set[str]:
         """The values of `Host` that name it: a name that resolves to loopback is another page's (DNS rebinding)."""
-        return {self.netloc, self.netloc.replace(self.netloc.removesuffix(f":{self.port}"), "localhost", 1)}
+        return {self.netloc, self._netloc_of("localhost")}
 
     @property
     def cookie(self) -> str:
@@ -51,6 +48,9 @@ class Listener:
     def url(self, token: str) -> str:
         """Return the link with a token."""
         return f"http://{self.netloc}{LOGIN}?t={token}"
+
+    def _netloc_of(self, host: str) -> str:
+        return bracketed(host) if self.port == 80 else f"{bracketed(host)}:{self.port}"
 
 
 def listener_of(text: str) -> Listener:
@@ -64,20 +64,17 @@ def listener_of(text: str) -> Listener:
             f"--listen: got {text!r}; allowed: an address on loopback, such as {DEFAULT}: a Unix socket behind a proxy "
             f"needs the names of its users, which this version does not read; {TUNNEL}"
         )
-    found = _PLACE.fullmatch(text)
-    if found is None or int(found["port"]) > 65535:
-        raise AtollError(f"--listen: got {text!r}; allowed: HOST:PORT on loopback, such as {DEFAULT}, port 0..65535")
-    host = "127.0.0.1" if found["host"] == "localhost" else found["host"].strip("[]")
     try:
-        is_loopback = ip_address(host).is_loopback
+        host, port = parsed(text)
     except ValueError:
-        is_loopback = False
-    if not is_loopback:
+        fault = f"--listen: got {text!r}; allowed: HOST:PORT on loopback, such as {DEFAULT}, port 0..65535"
+        raise AtollError(fault) from None
+    if not is_loopback(host):
         raise AtollError(
             f"--listen: got {text!r}; allowed: an address on loopback, such as {DEFAULT}: other interfaces need TLS "
             f"and client certificates, which this version does not serve; {TUNNEL}"
         )
-    return Listener(host, int(found["port"]))
+    return Listener("127.0.0.1" if host == "localhost" else str(ip_address(host)), port)
 
 
 def bound(listener: Listener) -> tuple[socket.socket, Listener]:

@@ -48,7 +48,7 @@ def kill_again_and_again(
 
 
 def kill(path: Path) -> tuple[int, str]:
-    """Kill the process that a file names; return its number and its command line.
+    """Kill the process that a file names; return its number and the name of its program.
 
     Raises:
         NoProcess: the file names none that is alive, or another process has got its number since.
@@ -59,7 +59,7 @@ def kill(path: Path) -> tuple[int, str]:
     except ProcessLookupError:
         raise NoProcess(f"process {pid} has ended") from None
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        command = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
         if _began_at(pid) > path.stat().st_mtime + SLACK_S:
             raise NoProcess(f"process {pid} began after {path} was written: another process has its number")
         signal.pidfd_send_signal(process, signal.SIGKILL)
@@ -69,7 +69,7 @@ def kill(path: Path) -> tuple[int, str]:
         raise NoProcess(f"process {pid} is another user's") from None
     finally:
         os.close(process)
-    return pid, command[:200]
+    return pid, command
 
 
 def _number_in(path: Path) -> int:

@@ -48,19 +48,20 @@ class Target:
         return JsonLines(Path(self.to))
 
 
-def checked(targets: Sequence[Target], source: str, *, of_place: str = "") -> list[Target]:
+def checked(targets: Sequence[Target], source: str, *, of_place: str = "", others: Sequence[str] = ()) -> list[Target]:
     """Check that an export to each target can begin, and return the targets.
 
     Args:
         targets: the targets.
         source: the option or argument that names them, for messages.
         of_place: the option that names the place; empty: `source`.
+        others: further tools that are allowed there and are no targets, for messages.
 
     Raises:
         ConfigError: an unknown tool, a package that is not installed, a place that the tool does not take, or one
             named twice; the message lists all faults.
     """
-    faults = [f"{source}: {fault}" for target in targets if (fault := _fault_of_tool(target.tool))]
+    faults = [f"{source}: {fault}" for target in targets if (fault := _fault_of_tool(target.tool, others))]
     faults += [f"{of_place or source}: {fault}" for target in targets if (fault := _fault_of_place(target))]
     tools = [target.tool for target in targets]
     faults += [
@@ -82,10 +83,10 @@ def parsed(texts: Sequence[str]) -> list[Target]:
     return checked([Target(*map(str.strip, text.partition(":")[::2])) for text in texts], "--export")
 
 
-def _fault_of_tool(tool: str) -> str:
+def _fault_of_tool(tool: str, others: Sequence[str]) -> str:
     """Return why no export to a tool can begin; empty: it can."""
     if tool not in PACKAGES:
-        return f"got {tool!r}{instead_of(tool, PACKAGES)}"
+        return f"got {tool!r}{instead_of(tool, (*PACKAGES, *others))}"
     if missing := [name for name in PACKAGES[tool] if find_spec(name) is None]:
         return (
             f"{tool} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: "

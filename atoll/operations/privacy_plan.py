@@ -163,7 +163,9 @@ _COUNTS = {
     "--clients": 10**9,
     "--values": 2**50,
     "--honest-min": MEMBERS_MAX,
+    "--colluders": MEMBERS_MAX,
 }
+_FROM_ZERO = ("--spent", "--colluders")
 _NUMBERS_OF_CLIENTS = ("--uses", "--rounds", "--separation", "--cohort-size", "--values", "--clients", "--quorum")
 _OF_SHARES = ("--honest-min", "--colluders", "--bits")
 _OF_CLIENTS = (*_NUMBERS_OF_CLIENTS, *_OF_SHARES)
@@ -210,8 +212,8 @@ def _faults_of_values(values: dict[str, Any]) -> Iterator[str]:
             yield f"{flag}: got {_shown(value)}; allowed: {allowed}"
     if values["--bits"] not in (None, 32, 64):
         yield f"--bits: got {_shown(values['--bits'])}; allowed: 32, 64"
-    for flag, least in (*((name, 1) for name in _COUNTS), ("--spent", 0), ("--colluders", 0)):
-        value, most = values[flag], _COUNTS.get(flag, USES_MAX)
+    for flag in (*_COUNTS, "--spent"):
+        value, least, most = values[flag], int(flag not in _FROM_ZERO), _COUNTS.get(flag, USES_MAX)
         if value is not None and not (_is_number(value) and value == int(value) and least <= value <= most):
             yield f"{flag}: got {_shown(value)}; allowed: a whole number, {least} to {most}"
 

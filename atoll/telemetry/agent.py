@@ -6,8 +6,8 @@ from atoll.client.agent import Agent
 from atoll.client.session.events import Event, Key
 from atoll.ground.bounded_mapping import BoundedMapping
 from atoll.telemetry import instruments
-from atoll.telemetry.instruments import BY_NAME, RUNS_MAX, Buckets, Reading
-from atoll.telemetry.process import free_bytes
+from atoll.telemetry.instruments import BY_NAME, DROPPED, RUNS_MAX, Buckets, Reading
+from atoll.telemetry.process import certificate_end, free_bytes
 
 
 class AgentReadings:
@@ -49,12 +49,9 @@ class AgentReadings:
                 ({instruments.POLICY_OUTCOME: str(one.outcome), instruments.POLICY_RULE: str(one.rule)}, number)
                 for one, number in agent.gate.decisions.items()
             ],
-            "atoll.series.dropped": [({instruments.LEFT_OUT: "run"}, len(jobs) - len(newest))],
+            DROPPED: [({instruments.LEFT_OUT: "run"}, len(jobs) - len(newest))],
         }
-        if (keeper := agent.membership.keeper) is not None:
-            expiry = ({instruments.IDENTITY: keeper.identity.uri}, keeper.current.leaf.expires_at)
-            found["atoll.certificate.expiry_time"] = [expiry]
-        return found
+        return found | certificate_end(agent.membership.keeper)
 
     def read_elsewhere(self) -> Reading:
         """Return the values that are read from the disk; on any thread."""

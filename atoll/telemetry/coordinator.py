@@ -1,7 +1,6 @@
 """The readings of a coordinator, and what it counts of group commits while its metrics are on."""
 
 import json
-import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,10 +13,8 @@ from atoll.server.journal.rows import Batch, EvaluationRow, RecordRow
 from atoll.server.journal.sources import WHOLE
 from atoll.server.ports import Ports
 from atoll.telemetry import instruments
-from atoll.telemetry.instruments import BY_NAME, METRICS_MAX, RUNS_MAX, Attributes, Buckets, Reading
-from atoll.telemetry.process import free_bytes
-
-logger = logging.getLogger(__name__)
+from atoll.telemetry.instruments import BY_NAME, DROPPED, METRICS_MAX, RUNS_MAX, Attributes, Buckets, Reading
+from atoll.telemetry.process import certificate_end, free_bytes
 
 ENDED = (Phase.COMMITTED, Phase.ABANDONED)
 """Phases of a round that has ended."""
@@ -41,7 +38,6 @@ class CoordinatorReadings:
         self._commits = Buckets(BY_NAME["atoll.journal.commit.duration"].bounds)
         self._values: dict[RunId, dict[tuple[str, str], float]] = {}
         self._first_read: dict[RunId, float] = {}
-        self._has_told = False
         coordinator.on_commit.append(self._committed)
 
     # ------------------------------------------------------------ group commits
@@ -63,8 +59,7 @@ class CoordinatorReadings:
         self._counted[run_id] = number
         summary = json.loads(row.summary)
         self._rounds[run_id, str(row.phase), summary["reason"]] += 1
-        for name, fate, *_ in row.clients:
-            del name
+        for _, fate, *_ in row.clients:
             self._fates[run_id, fate] += 1
         self._saved[run_id] += summary["bytes_saved"]
         self._time("atoll.round.duration", run_id, summary["ended_at"] - summary["opened_at"])
@@ -106,17 +101,9 @@ class CoordinatorReadings:
         dropped = self._of_metrics(shown, found)
         left_out = len(coordinator.runs) - len(shown)
         kinds = (("run", left_out), ("metric", dropped))
-        found["atoll.series.dropped"] = [({instruments.LEFT_OUT: kind}, number) for kind, number in kinds]
+        found[DROPPED] = [({instruments.LEFT_OUT: kind}, number) for kind, number in kinds]
         self._of_bytes(found)
-        if self._ports.keeper is not None:
-            credential = self._ports.keeper.current
-            expiry = ({instruments.IDENTITY: credential.identity.uri}, credential.leaf.expires_at)
-            found["atoll.certificate.expiry_time"] = [expiry]
-        if (left_out or dropped) and not self._has_told:
-            self._has_told = True
-            text = "metrics: %d older runs and %d metrics of tasks have no series: at most %d runs, and %d metrics each"
-            logger.warning(text, left_out, dropped, RUNS_MAX, METRICS_MAX)
-        return found
+        return found | certificate_end(self._ports.keeper)
 
     def read_elsewhere(self) -> Reading:
         """Return the values that are read from the disk; on any thread."""

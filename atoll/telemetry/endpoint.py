@@ -1,7 +1,9 @@
 """The HTTP endpoint of the metrics: `GET /metrics`, on loopback, or with mutual TLS for members who may read."""
 
+import logging
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,13 +12,16 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from atoll.ground.address import bracketed
 from atoll.protocol.identity.certificates import CertificateError, read_leaf
 from atoll.protocol.identity.credential import AUTHORITIES, CERTIFICATE, KEY, Credential
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import Identity
-from atoll.protocol.wire.channel import bracketed, loopback_only, parse_address
+from atoll.protocol.wire.channel import loopback_only, parse_address
 from atoll.server.identity.rules import READERS
 from atoll.telemetry.pipeline import ReadingFailed
+
+logger = logging.getLogger(__name__)
 
 PATH = "/metrics"
 
@@ -129,7 +134,9 @@ class _Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a reader that is gone."""
+        """Log a fault of ours; a reader that is gone is none."""
+        if not isinstance(sys.exception(), OSError):
+            logger.exception("a scrape of the metrics has failed")
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -16,6 +16,8 @@ METRICS_MAX = 20
 SERIES_MAX = 2_000
 """Largest number of series of one instrument."""
 
+DROPPED = "atoll.series.dropped"
+
 Attributes = Mapping[str, str | int]
 
 
@@ -210,7 +212,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
         (POLICY_OUTCOME, POLICY_RULE),
     ),
     Instrument(
-        "atoll.series.dropped",
+        DROPPED,
         Kind.UP_DOWN_COUNTER,
         "1",
         f"Runs beyond the newest {RUNS_MAX}, metrics beyond {METRICS_MAX} of a run and source, and series beyond "
@@ -241,6 +243,6 @@ BY_NAME: Mapping[str, Instrument] = {instrument.name: instrument for instrument 
 def bounded(reading: Reading) -> Reading:
     """Return a reading with at most `SERIES_MAX` series of each instrument, and the number of those left out."""
     found: Reading = {name: series[:SERIES_MAX] for name, series in reading.items()}
-    if left_out := sum(len(series) - len(found[name]) for name, series in reading.items()):
-        found["atoll.series.dropped"] = [*found.get("atoll.series.dropped", []), ({LEFT_OUT: "series"}, left_out)]
+    left_out = sum(len(series) - len(found[name]) for name, series in reading.items())
+    found[DROPPED] = [*found.get(DROPPED, []), ({LEFT_OUT: "series"}, left_out)]
     return found

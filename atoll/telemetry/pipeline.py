@@ -1,25 +1,26 @@
-"""The way of readings to Prometheus and over OTLP, in OpenTelemetry's data model.
+"""The way of readings to Prometheus and over OTLP.
 
-Each collection makes its points from one reading, so a series ends with what it is of. OpenTelemetry's own instruments
-keep each series that ever was, and fold those beyond 2,000 into one without a word.
+Each scrape and each export is made from one reading, so a series ends with what it is of. OpenTelemetry's own
+instruments keep each series that ever was, and fold those beyond 2,000 into one without a word.
 """
 
-import os
+import logging
+import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from threading import Event, Thread
 from typing import Any
 
-from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
     Gauge,
     Histogram,
     HistogramDataPoint,
     Metric,
-    MetricReader,
     MetricsData,
     NumberDataPoint,
-    PeriodicExportingMetricReader,
     ResourceMetrics,
     ScopeMetrics,
     Sum,
@@ -27,16 +28,27 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+from prometheus_client.registry import Collector
 
 from atoll.ground.version import __version__
-from atoll.telemetry.instruments import BY_NAME, Attributes, Buckets, Kind, Reading, bounded
+from atoll.telemetry.instruments import BY_NAME, Attributes, Buckets, Instrument, Kind, Reading
 
-OTLP = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
-"""Environment variables of which one makes a process send its metrics by OTLP."""
+logger = logging.getLogger(__name__)
 
 CUMULATIVE = AggregationTemporality.CUMULATIVE
 
+LAST_S = 2.0
+"""Longest wait for the last export over OTLP [s]."""
+
 Read = Callable[[], Reading]
+Series = Iterable[tuple[Attributes, float | Buckets]]
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | InfoMetricFamily
 
 
 class ReadingFailed(OSError):
@@ -44,34 +56,99 @@ class ReadingFailed(OSError):
 
 
 class Pipeline:
-    """Readers of one process's metrics.
+    """Registry of one process's metrics for Prometheus, and their exports over OTLP.
 
     Args:
         service: `service.name`, such as atoll.coordinator.
         instance: `service.instance.id`.
         read: returns a reading; on any thread.
+        interval: time between two exports over OTLP [s]; None: there are none.
     """
 
-    def __init__(self, service: str, instance: str, read: Read) -> None:
-        self._read, self._begun = read, time.time_ns()
+    def __init__(self, service: str, instance: str, read: Read, interval: float | None = None) -> None:
         about = {"service.name": service, "service.version": __version__, "service.instance.id": instance}
-        self._resource, self._scope = Resource.create(about), InstrumentationScope("atoll", __version__)
-        self.registry = CollectorRegistry(auto_describe=False)
-        self._readers: list[MetricReader] = [PrometheusMetricReader(registry=self.registry, scope_info_enabled=False)]
-        if any(os.environ.get(name) for name in OTLP):
-            from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-
-            self._readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
-        for reader in self._readers:
-            reader._set_collect_callback(self._collect)
-
-    def _collect(self, reader: MetricReader, *_: Any, **__: Any) -> MetricsData:
-        return metrics_of(self._read(), self._resource, self._scope, begun=self._begun, now=time.time_ns())
+        resource = Resource.create(about)
+        self.registry = CollectorRegistry()
+        self.registry.register(_Scrape(read, resource))
+        self._exports = None if interval is None else _Exports(read, resource, interval)
 
     def close(self) -> None:
-        """End the readers; a last export over OTLP has two seconds."""
-        for reader in self._readers:
-            reader.shutdown(timeout_millis=2_000)
+        """End the exports; the last one has two seconds."""
+        if self._exports is not None:
+            self._exports.close()
+
+
+class _Scrape(Collector):
+    """Collector that has the values of one reading, in Prometheus's data model."""
+
+    def __init__(self, read: Read, resource: Resource) -> None:
+        self._read = read
+        target = {re.sub("[^a-zA-Z0-9]+", "_", key): str(value) for key, value in resource.attributes.items()}
+        self._target = InfoMetricFamily("target", "Target metadata", target)
+
+    def collect(self) -> Iterator[Family]:
+        """Yield each metric of a new reading."""
+        yield self._target
+        for name, series in self._read().items():
+            if series:
+                yield _family(BY_NAME[name], series)
+
+    def describe(self) -> Iterator[Family]:
+        """Yield nothing: a registration takes no reading."""
+        yield from ()
+
+
+def _family(instrument: Instrument, series: Series) -> Family:
+    name, text = instrument.in_prometheus, instrument.description
+    labels = [attribute.replace(".", "_") for attribute in instrument.attributes]
+    found: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+    if instrument.kind is Kind.HISTOGRAM:
+        found = HistogramMetricFamily(name, text, labels=labels)
+    else:
+        found = (CounterMetricFamily if instrument.kind is Kind.COUNTER else GaugeMetricFamily)(
+            name, text, labels=labels
+        )
+    for of, value in series:
+        values = [str(of[attribute]) for attribute in instrument.attributes]
+        if isinstance(value, Buckets):
+            assert isinstance(found, HistogramMetricFamily)
+            bounds = [*map(str, value.bounds), "+Inf"]
+            found.add_metric(values, [*zip(bounds, accumulate(value.counts), strict=True)], value.total)
+        else:
+            assert not isinstance(found, HistogramMetricFamily)
+            found.add_metric(values, value)
+    return found
+
+
+class _Exports:
+    """Thread that exports readings over OTLP; a reading or an export that fails costs a line of the log."""
+
+    def __init__(self, read: Read, resource: Resource, interval: float) -> None:
+        self._read, self._resource, self._interval = read, resource, interval
+        self._scope, self._begun = InstrumentationScope("atoll", __version__), time.time_ns()
+        self._exporter, self._end = OTLPMetricExporter(), Event()
+        self._thread = Thread(target=self._run, name="metrics by OTLP", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._end.wait(self._interval):
+            self._export()
+        self._export()
+
+    def _export(self) -> None:
+        try:
+            now = time.time_ns()
+            self._exporter.export(metrics_of(self._read(), self._resource, self._scope, begun=self._begun, now=now))
+        except ReadingFailed as error:
+            logger.warning("no metrics by OTLP: %s", error)
+        except Exception:  # a fault of ours ends neither the process nor the next export
+            logger.exception("no metrics by OTLP")
+
+    def close(self) -> None:
+        """Export once more, and end."""
+        self._end.set()
+        self._thread.join(LAST_S)
+        self._exporter.shutdown()
 
 
 def metrics_of(
@@ -86,12 +163,12 @@ def metrics_of(
         begun: start of the process [ns since the epoch].
         now: instant of the reading [ns since the epoch].
     """
-    metrics = [_metric(name, series, begun, now) for name, series in bounded(reading).items() if series]
+    metrics = [_metric(name, series, begun, now) for name, series in reading.items() if series]
     scopes = [ScopeMetrics(scope, metrics, "")]
     return MetricsData([ResourceMetrics(resource, scopes, "")])
 
 
-def _metric(name: str, series: Iterable[tuple[Attributes, float | Buckets]], begun: int, now: int) -> Metric:
+def _metric(name: str, series: Series, begun: int, now: int) -> Metric:
     instrument = BY_NAME[name]
     data: Any
     if instrument.kind is Kind.HISTOGRAM:

@@ -1,4 +1,4 @@
-"""The readings that every process has: processor time, memory, file descriptors, the garbage collector, the disk."""
+"""The readings that all processes share: processor time, memory, files, garbage collector, disk and certificate."""
 
 import gc
 import os
@@ -6,7 +6,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from atoll.telemetry.instruments import Reading
+from atoll.protocol.identity.keeper import Keeper
+from atoll.telemetry.instruments import IDENTITY, Reading
 
 BEGUN = time.time()
 """Instant at which this module was imported, at the start of its process."""
@@ -36,3 +37,11 @@ def free_bytes(folder: Path) -> Reading:
         disk = os.statvfs(folder)
         return {"atoll.disk.free": [({}, disk.f_bavail * disk.f_frsize)]}
     return {}
+
+
+def certificate_end(keeper: Keeper | None) -> Reading:
+    """Return the end of a process's certificate; nothing of an insecure process."""
+    if keeper is None:
+        return {}
+    credential = keeper.current
+    return {"atoll.certificate.expiry_time": [({IDENTITY: credential.identity.uri}, credential.leaf.expires_at)]}

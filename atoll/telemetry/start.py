@@ -2,14 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+import math
+import os
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol, Self
 
 from atoll.protocol.settings import ConfigError
-from atoll.telemetry.instruments import Process, Reading
+from atoll.telemetry.instruments import DROPPED, Process, Reading, bounded
+from atoll.telemetry.process import read_process
 
 if TYPE_CHECKING:
     from atoll.telemetry.endpoint import Readers
@@ -20,7 +23,12 @@ logger = logging.getLogger(__name__)
 READING_S = 5.0
 """Longest wait for the process's event loop [s]."""
 
-PACKAGES = ("opentelemetry.exporter.prometheus", "opentelemetry.exporter.otlp.proto.http", "prometheus_client")
+PACKAGES = ("opentelemetry.exporter.otlp.proto.http", "prometheus_client")
+
+OTLP = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
+"""Environment variables of which one makes a process send its metrics by OTLP."""
+
+INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
 
 
 class Readings(Protocol):
@@ -41,7 +49,7 @@ class Telemetry:
         listen: host:port of the endpoint; port 0: the system chooses.
 
     Raises:
-        ConfigError: a package is missing, or the port is in use or not allowed.
+        ConfigError: a package is missing, a variable is not valid, or the port is in use or not allowed.
     """
 
     def __init__(self, process: Process, listen: str) -> None:
@@ -50,6 +58,7 @@ class Telemetry:
             raise ConfigError(f"metrics: {names} not installed: pip install 'atoll[telemetry]', or leave metrics out")
         from atoll.telemetry.endpoint import Endpoint
 
+        self._interval = interval_from(os.environ)
         try:
             self._endpoint = Endpoint(listen)
         except OSError as error:
@@ -58,6 +67,7 @@ class Telemetry:
         self._process: Process = process
         self._pipeline: Pipeline | None = None
         self._source: tuple[asyncio.AbstractEventLoop, Readings] | None = None
+        self._has_told = False
 
     @property
     def address(self) -> str:
@@ -75,39 +85,74 @@ class Telemetry:
         from atoll.telemetry.pipeline import Pipeline
 
         self._source = asyncio.get_running_loop(), readings
-        self._pipeline = Pipeline(f"atoll.{self._process}", instance, self._read)
+        self._pipeline = Pipeline(f"atoll.{self._process}", instance, self.read, self._interval)
         self._endpoint.serve(self._pipeline.registry, readers)
         scheme = "http" if readers is None else "https"
         logger.info("metrics on %s://%s/metrics", scheme, self.address)
 
-    def _read(self) -> Reading:
-        from atoll.telemetry.pipeline import ReadingFailed
-        from atoll.telemetry.process import read_process
+    def read(self) -> Reading:
+        """Return the values of now, with at most `SERIES_MAX` series of each instrument; on any thread but the loop's.
 
-        if self._source is None:
-            raise ReadingFailed("the process ends")
+        Raises:
+            ReadingFailed: the event loop does not answer in time, or the process ends.
+        """
+        assert self._source is not None, "nothing reads before the metrics are served"
         loop, readings = self._source
-        found: Future[Reading] = Future()
-        try:
-            loop.call_soon_threadsafe(_fulfil, found, readings.read)
-            reading = found.result(READING_S)
-        except (RuntimeError, FutureTimeout) as error:
-            why = "the process ends" if isinstance(error, RuntimeError) else f"no answer within {READING_S:g} s"
-            raise ReadingFailed(f"no reading: {why}") from error
-        return {**reading, **readings.read_elsewhere(), **read_process()}
+        reading = (
+            readings.read() if loop.is_closed() else _on_loop(loop, readings.read)
+        )  # closed: it changes nothing now
+        found = bounded({**reading, **readings.read_elsewhere(), **read_process()})
+        dropped = {str(*of.values()): number for of, number in found[DROPPED] if number}
+        if dropped and not self._has_told:
+            self._has_told = True
+            listed = ", ".join(f"{kind}: {number}" for kind, number in dropped.items())
+            logger.warning("metrics: series are left out (%s); %s counts them", listed, DROPPED)
+        return found
 
     def close(self) -> None:
         """End the metrics, and free the port."""
         self._endpoint.close()
         if self._pipeline is not None:
             self._pipeline.close()
-        self._source = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def interval_from(environment: Mapping[str, str]) -> float | None:
+    """Return the seconds between two exports over OTLP, by OpenTelemetry's variables; None: there are none.
+
+    Raises:
+        ConfigError: the interval is no positive number.
+    """
+    if not any(environment.get(name) for name in OTLP):
+        return None
+    text = environment.get(INTERVAL, "60000")
+    try:
+        milliseconds = float(text)
+    except ValueError:
+        milliseconds = math.nan
+    if not 0 < milliseconds < math.inf:
+        raise ConfigError(f"{INTERVAL}: got {text!r}; allowed: milliseconds above 0, such as 60000")
+    return milliseconds / 1e3
+
+
+def _on_loop(loop: asyncio.AbstractEventLoop, read: Callable[[], Reading]) -> Reading:
+    """Return what a function returns on the event loop."""
+    from atoll.telemetry.pipeline import ReadingFailed
+
+    found: Future[Reading] = Future()
+    try:
+        loop.call_soon_threadsafe(_fulfil, found, read)
+    except RuntimeError as error:  # it was closed just now
+        raise ReadingFailed("no reading: the process ends") from error
+    try:
+        return found.result(READING_S)
+    except FutureTimeout as error:
+        raise ReadingFailed(f"no reading: no answer within {READING_S:g} s") from error
 
 
 def _fulfil(found: "Future[Reading]", read: Callable[[], Reading]) -> None:

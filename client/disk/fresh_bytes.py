@@ -12,7 +12,6 @@ import json
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from atoll.client.disk.spool import plain_name
@@ -43,7 +42,9 @@ class FreshBytes:
         """
         if (known := self._find(run_id, round_id, content)) is not None:
             return known
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        if not self._folder.is_dir():
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            sync_folder(self._folder.parent)
         for earlier in [path for path, number in self._of(run_id) if number < round_id]:
             earlier.unlink(missing_ok=True)
         found, path = secrets.token_bytes(BYTES), self._path(run_id, round_id)
@@ -58,13 +59,13 @@ class FreshBytes:
         return "" if known is None else name_of(known)
 
     def forget(self, run_id: RunId, round_id: RoundId) -> None:
-        """Delete the bytes of a round; it is durable on return.
+        """Delete the bytes of a round; it is durable on return, also if an earlier call was killed or has failed.
 
         Raises:
             OSError: they cannot be deleted.
         """
-        with suppress(FileNotFoundError):
-            self._path(run_id, round_id).unlink()
+        self._path(run_id, round_id).unlink(missing_ok=True)
+        if self._folder.is_dir():
             sync_folder(self._folder)
 
     def forget_run(self, run_id: RunId) -> None:

@@ -6,7 +6,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from atoll.client.session.events import (
     StatisticsRequest,
     Trained,
 )
+from atoll.client.work.encoding import encoding_of
 from atoll.client.work.runner import (
     EncodeOrder,
     EvaluateOrder,
@@ -51,8 +51,8 @@ from atoll.protocol.wire.stream import StreamBroken
 from atoll.tensors.masked.encode import Encoded as Words
 from atoll.tensors.masked.encode import NotFinite, encode_update
 from atoll.tensors.safetensors_file import parse_header
-from atoll.tensors.secure.masked_layout import floats_of, layout_digest
-from atoll.tensors.secure.plan import Encoding, EncodingPlan, Vector
+from atoll.tensors.secure.masked_layout import layout_digest
+from atoll.tensors.secure.plan import Encoding, Vector
 
 logger = logging.getLogger(__name__)
 
@@ -282,14 +282,7 @@ class Jobs:
         if layout_digest(layout, terms.metrics) != terms.layout:
             raise RunnerFailed(FailureReason.SESSION_REFUSED, "the terms are of other tensors than the model's")
         try:
-            encoding = Encoding(
-                bits=terms.bits,
-                clip_norm=terms.clip_norm,
-                exponents=invitation.ranges or (0,) * len(floats_of(layout)),
-                examples_max=terms.examples_max,
-                metrics=terms.metrics,
-                is_private=bool(terms.privacy),
-            )
+            encoding = encoding_of(terms, invitation.ranges, layout)
             Vector(layout, encoding)
         except ValueError as fault:
             raise RunnerFailed(FailureReason.SESSION_REFUSED, f"the terms' encoding: {fault}") from None
@@ -327,11 +320,7 @@ class Jobs:
             detail = "the ranks have not encoded their parts: they run another version of Atoll than the agent"
             raise RunnerFailed(FailureReason.SESSION_REFUSED, detail)
         layout = parse_header(self._cache.path(invitation.model_digest))[0]
-        plan = EncodingPlan(
-            **{each.name: getattr(encoding, each.name) for each in fields(encoding)},
-            num_examples=trained.num_examples,
-            statistics=trained.statistics,
-        )
+        plan = encoding.plan(trained.num_examples, trained.statistics)
         parts = [PartManifest(index, pieces) for index, pieces in enumerate(trained.parts)]
 
         def add() -> Words:

@@ -39,17 +39,16 @@ from atoll.training.private.captured_gradients import (
     Call,
     NotCaptured,
     capturing,
+    factors_of_uses,
     gradients_of_any,
     has_rule,
     losses_of,
     uses_of,
 )
-from atoll.training.private.example_gradients import Gradients, Loss, columns_of, factors_of
+from atoll.training.private.example_gradients import Gradients, Loss, columns_of
 from atoll.training.private.noise import Box
 from atoll.training.private.noised_gradients import part_of
-from atoll.training.private.uses import Lookup, Outer, Whole, squares_of
-
-Uses = dict[str, list[Outer | Lookup | Whole]]
+from atoll.training.private.uses import Lookup, Outer, Uses, Whole, squares_of
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -177,12 +176,8 @@ class MeshGradients:
         """Add the clipped gradients of a pass; of parameters that are not divided those of this rank's rows alone."""
         uses = self._uses(inputs, targets, rows)
         squares = self._squares(uses, rows)
-        bad = torch.ones_like(squares, dtype=torch.bool) if is_filler else ~squares.isfinite()
-        if bool(bad.any()):
-            squares = squares.masked_fill(bad, 0.0)
-            for use in (use for of_parameter in uses.values() for use in of_parameter):
-                use.drop(bad)
-        factors = factors_of(squares.sqrt(), self._clip_norm)
+        dropped = torch.ones_like(squares, dtype=torch.bool) if is_filler else ~squares.isfinite()
+        factors = factors_of_uses(uses, squares, self._clip_norm, dropped)
         for name, place in self._places.items():
             found = torch.zeros(place.of_tp, dtype=torch.float64, device=self._device)
             for use in uses.pop(name, ()):

@@ -4,12 +4,11 @@ A message is at most 4 MiB; bulk bytes are sent in chunks of 1 MiB, and each tra
 Keepalive detects a silent peer within 80 s, even if its machine has lost power.
 """
 
-import ipaddress
-import re
 from typing import Annotated
 
 from pydantic import AfterValidator
 
+from atoll.ground.address import bracketed, is_loopback, parsed
 from atoll.protocol.settings import ConfigError
 
 PROTOCOL = 1
@@ -66,8 +65,6 @@ CONNECTION_AGE_S = 600
 """Age after which a server accepts a client's new calls only on a new connection, which authenticates again [s].
 Running calls continue: a long transfer, or a control stream, whose caller is checked while it lasts."""
 
-HOST_CHARACTERS_MAX = 253
-
 Options = list[tuple[str, int]]
 
 _BOTH: Options = [
@@ -117,10 +114,6 @@ def client_options() -> Options:
     ]
 
 
-_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.ASCII)
-
-
 def parse_address(address: str) -> tuple[str, int]:
     """Parse `host:port`.
 
@@ -134,7 +127,7 @@ def parse_address(address: str) -> tuple[str, int]:
         ConfigError: the address has another form.
     """
     try:
-        return _parse(address)
+        return parsed(address)
     except ValueError as error:
         raise ConfigError([f"address {address[:300]!r}: {error}"]) from None
 
@@ -171,11 +164,6 @@ def check_stays_here(metrics: str) -> None:
         )
 
 
-def bracketed(host: str) -> str:
-    """Return a host as it is written before a port: an IPv6 address in brackets."""
-    return f"[{host}]" if ":" in host else host
-
-
 def reached_as(address: str, public: str) -> str:
     """Return the address at which others reach a listener: on the host `public`, or unchanged if that is empty."""
     return f"{bracketed(public)}:{parse_address(address)[1]}" if public else address
@@ -186,46 +174,8 @@ def is_wildcard(address: str) -> bool:
     return parse_address(address)[0] in ("0.0.0.0", "::")
 
 
-def _parse(address: str) -> tuple[str, int]:
-    host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
-        raise ValueError("allowed: host:port, with a port in 0..65535")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not (_is_ipv6(bare) if bare != host else _is_name_or_ipv4(host)):
-        raise ValueError("allowed: host:port, where host is a name, an IPv4 address or an IPv6 address in brackets")
-    return bare, int(port)
-
-
-def _is_ipv6(host: str) -> bool:
-    try:
-        return ipaddress.IPv6Address(host).scope_id is None
-    except ValueError:
-        return False
-
-
-def _is_name_or_ipv4(host: str) -> bool:
-    if not host.rpartition(".")[2].isdigit():
-        return len(host) <= HOST_CHARACTERS_MAX and _HOST_NAME.fullmatch(host) is not None
-    try:
-        ipaddress.IPv4Address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host, without brackets, is this machine on its loopback interface."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost"
-    if isinstance(address, ipaddress.IPv6Address):
-        return address == ipaddress.IPv6Address("::1")
-    return address.is_loopback
-
-
 def _valid(address: str) -> str:
-    _parse(address)
+    parsed(address)
     return address
 
 

@@ -6,16 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
+from atoll.ground.address import bracketed
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import STRICT, Folder
-from atoll.protocol.wire.channel import (
-    Address,
-    bracketed,
-    check_stays_here,
-    is_wildcard,
-    loopback_only,
-    parse_address,
-)
+from atoll.protocol.wire.channel import Address, check_stays_here, is_wildcard, loopback_only, parse_address
 from atoll.server.config.database_url import DatabaseUrl
 from atoll.server.rounds.policy import Seconds, SecondsOrNone
 

@@ -13,7 +13,7 @@ from atoll.server.rounds.events import Aggregate, Sums
 from atoll.server.rounds.secure_rules import SecureRules
 from atoll.server.rounds.session_events import SessionSum
 from atoll.tensors.layout import Layout, Piece
-from atoll.tensors.secure.masked_layout import floats_of, masked_layout
+from atoll.tensors.secure.masked_layout import exponents_of, masked_layout
 from atoll.tensors.updates.reader import StoredUpdate
 
 
@@ -113,7 +113,7 @@ def plan_of_sums(
         sums=PlannedSums(
             rules.bits,
             rules.clip_norm,
-            effect.ranges or (0,) * len(floats_of(base.manifest.layout)),
+            exponents_of(effect.ranges, base.manifest.layout),
             rules.examples_max,
             rules.metrics,
             tuple(sessions),

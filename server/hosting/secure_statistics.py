@@ -162,6 +162,7 @@ class SecureStatistics:
         )
         self._steps: asyncio.Queue[Step] = asyncio.Queue()
         self._sessions = asked.sessions
+        self._signed: Sessions = ()  # the sites of each session of earlier requests
         self._told: dict[int, tuple[ClientId, ...]] = {}  # the sites of each sum that a member may have signed
         self._numbers: dict[int, list[int]] = {}  # of each opened sum
 
@@ -197,6 +198,7 @@ class SecureStatistics:
         Raises:
             OperatorError, OSError: the record of sums cannot be used.
         """
+        self._signed = await on_thread(None, self._sum_sites.sessions_of, self._task)
         for client_id in self._asked:
             await self._carry_out(self.sums.asked(client_id))
         while not self.sums.is_complete:
@@ -232,10 +234,12 @@ class SecureStatistics:
         crash_points.reached("statistics.sites_kept")
 
     async def _keep(self) -> None:
-        """Make the sites of all sessions durable, without sessions that were lost before their survivors were told."""
+        """Make the sites of all sessions durable, without those that were lost before any of their sites had signed."""
         lost = self.sums.lost()
         sessions = [
-            self._told.get(n, names) for n, names in enumerate(self._sessions) if n in self._told or n not in lost
+            self._told.get(n, names)
+            for n, names in enumerate(self._sessions)
+            if n in self._told or n not in lost or names in self._signed
         ]
         await on_thread(None, self._sum_sites.keep, self._task, sessions)
 

@@ -18,6 +18,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.displaced import Displaced
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.handshake_fault import explained, is_handshake_failure
+from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import COORDINATOR, aggregator
 from atoll.protocol.identity.renewal import MembershipEnded
@@ -57,7 +58,7 @@ async def host_rank(
     config: AggregatorConfig,
     *,
     with_parent: bool = False,
-    on_ready: Callable[[Rank, str], None] = lambda rank, address: None,
+    on_ready: Callable[[Rank, Keeper | None, str], None] = lambda rank, keeper, address: None,
     on_end: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve as one rank until a signal arrives or, `with_parent`, until standard input ends; `on_end` is called then.
@@ -65,7 +66,7 @@ async def host_rank(
     Args:
         config: the settings of the process.
         with_parent: end when the parent process closes standard input.
-        on_ready: called with the rank and the address of its data plane.
+        on_ready: called with the rank, its credential (None: insecure), and the address of its data plane.
         on_end: called when the rank begins to end.
 
     Raises:
@@ -110,7 +111,7 @@ async def _serve(
     membership: Membership,
     *,
     with_parent: bool,
-    on_ready: Callable[[Rank, str], None],
+    on_ready: Callable[[Rank, Keeper | None, str], None],
     on_end: Callable[[], None],
 ) -> None:
     stop = asyncio.Event()
@@ -124,7 +125,7 @@ async def _serve(
 
     if with_parent:
         asyncio.get_running_loop().add_reader(0, read_input)
-    on_ready(rank, address)
+    on_ready(rank, membership.keeper, address)
     work: list[asyncio.Future[Any]] = [asyncio.ensure_future(_keep_connected(rank, address, membership))]
     if membership.keeper is not None:
         work.append(asyncio.ensure_future(membership.keep()))

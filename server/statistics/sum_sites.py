@@ -34,7 +34,7 @@ class SumSites:
         self._state, self._path = state, state / FOLDER / FILE
 
     def newest(self) -> int:
-        """Return the number of the newest request; 0: there was none; errors as `sites_of`."""
+        """Return the number of the newest request; 0: there was none; errors as `sessions_of`."""
         return self._read()[0]
 
     def sessions_of(self, task: str) -> Sessions:

@@ -4,8 +4,9 @@ from typing import Protocol
 
 import grpc
 
+from atoll.ground.address import bracketed
 from atoll.protocol.identity.keeper import Keeper
-from atoll.protocol.wire.channel import bracketed, loopback_only, parse_address
+from atoll.protocol.wire.channel import loopback_only, parse_address
 from atoll.server.errors import OperatorError
 from atoll.server.transport.server_credentials import server_credentials
 from atoll.server.transport.sockets import hold_little

@@ -202,8 +202,9 @@ class History:
         rows = select(part.round_id, part.client_id, part.fate).where(part.run_id == run_id)
         with self._database.transaction() as connection:
             found: dict[int, dict[str, str]] = {at: {} for at in connection.scalars(newest)}
-            of_rounds = rows.where(part.round_id >= min(found)) if found else None
-            for at, client, fate in connection.execute(of_rounds) if of_rounds is not None else ():
+            if not found:
+                return found
+            for at, client, fate in connection.execute(rows.where(part.round_id >= min(found))):
                 found.setdefault(at, {})[client] = fate
         return found
 

@@ -242,28 +242,25 @@ def _facts(history: History, row: RunRow) -> Document:
 
 
 def _whole_run(history: History, row: RunRow, *, whole: bool) -> Document:
-    number = {"number": _number(history, row.run_id)}
+    number = _number(history, row.run_id)
     if row.config.is_of_messages:
-        settings = number | {"settings": row.config.model_dump(mode="json"), "changes": []}
+        settings = {"number": number, "settings": row.config.model_dump(mode="json"), "changes": []}
         return _run(history, row) | message_views.details(history, row) | settings
     is_whole = whole or history.num_evaluations(row.run_id) <= POINTS_MAX
     machine, num_members = history.standing(row.run_id)
-    return (
-        _run(history, row, machine)
-        | number
-        | {
-            "metrics": measures(history.evaluations(row.run_id)) if is_whole else _curves(history, row.run_id),
-            "unmeasured": unmeasured(history.unmeasured(row.run_id)),
-            "best": _best(machine),
-            "privacy": guarantee_of(machine, num_members),
-            "undecided": machine.undecided,
-            "pausing": what_a_pause_waits_for(machine),
-            "waiting": _wait(history, row.run_id, machine),
-            "name_conflicts": _conflicts(history, row.run_id, machine),
-            "settings": row.config.model_dump(mode="json"),
-            "changes": [*_changes(history.settings(row.run_id))],
-        }
-    )
+    return _run(history, row, machine) | {
+        "number": number,
+        "metrics": measures(history.evaluations(row.run_id)) if is_whole else _curves(history, row.run_id),
+        "unmeasured": unmeasured(history.unmeasured(row.run_id)),
+        "best": _best(machine),
+        "privacy": guarantee_of(machine, num_members),
+        "undecided": machine.undecided,
+        "pausing": what_a_pause_waits_for(machine),
+        "waiting": _wait(history, row.run_id, machine),
+        "name_conflicts": _conflicts(history, row.run_id, machine),
+        "settings": row.config.model_dump(mode="json"),
+        "changes": [*_changes(history.settings(row.run_id))],
+    }
 
 
 def _number(history: History, run_id: RunId) -> int:

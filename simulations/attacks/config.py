@@ -1,6 +1,6 @@
 """The settings of an attack, the table `[attack]` of a run's TOML: kind, malicious clients, strength."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -15,7 +15,7 @@ OfClients = Literal[
 ]
 Inference = Literal["inversion", "membership"]
 Kind = OfClients | Inference | Literal["lying_coordinator"]
-OF_COORDINATOR = frozenset({"inversion", "membership", "lying_coordinator"})
+OF_COORDINATOR = frozenset({*get_args(Inference), "lying_coordinator"})
 """Names of the attacks of the coordinator, which no client takes part in."""
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

@@ -1,4 +1,4 @@
-"""What a coordinator infers from what it received of single clients: an input of each, or who was in its data.
+"""Inference by a coordinator from what it received of single clients: an input, or membership in its data.
 
     inversion     mean squared distance of the best image that the first layer gives (`inversion.py`) to the client's
                   input closest to it, beside that of the mean of other clients' inputs, which needs no update
@@ -11,12 +11,14 @@ import hashlib
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from atoll.protocol.settings import ConfigError
+from atoll.simulations.attacks.config import Inference
 from atoll.simulations.attacks.inversion import Values, distance, inverted
 from atoll.simulations.attacks.membership import auc, scores
 from atoll.task.arrays import Arrays
@@ -49,6 +51,15 @@ class _Examples(NamedTuple):
         return self.inputs.reshape(len(self.inputs), -1).numpy().astype(np.float64)
 
 
+class FirstLayer(NamedTuple):
+    """The linear layer over a model's inputs."""
+
+    weight: str
+    """Name of the tensor (units, inputs)."""
+    bias: str
+    inputs: int
+
+
 @dataclass(frozen=True)
 class Disclosure:
     """Inference from single clients' updates.
@@ -60,21 +71,26 @@ class Disclosure:
         seed: of the run, which draws the examples and the other clients.
     """
 
-    kind: Literal["inversion", "membership"]
+    kind: Inference
     task: Task
     clients: Sequence[str]
     seed: int
+
+    @cached_property
+    def layer(self) -> FirstLayer | None:
+        """The layer that an inversion reads; None: the model has none, or the attack reads all tensors."""
+        return first_layer(build_model(self.task, 0)) if self.kind == "inversion" else None
 
     def faults(self) -> Iterator[str]:
         """Yield why the task is not one that the attack can measure."""
         got = f"attack.kind: got {self.kind!r}"
         if len(self.clients) < 2:
             yield f"{got}, which compares with other clients' examples; allowed: a run of 2 clients or more"
-        some = self._examples(self.clients[0], 1)
+        some = self.examples_of(self.clients[0], 1)
         if some is None:
             yield f"{got}, which needs inputs that are one tensor of numbers, an example a row"
         elif self.kind == "inversion":
-            layer, size = first_layer(build_model(self.task, 0)), some.rows.shape[1]
+            layer, size = self.layer, some.rows.shape[1]
             if layer is None:
                 yield f"{got}, which needs a model whose first layer with weights is torch.nn.Linear with a bias"
             elif layer.inputs != size:
@@ -86,7 +102,7 @@ class Disclosure:
         Args:
             layout: of the model's versions.
         """
-        layer = first_layer(build_model(self.task, 0)) if self.kind == "inversion" else None
+        layer = self.layer
         lacking = {layer.weight, layer.bias} - {tensor.name for tensor in layout} if layer else set()
         if lacking:
             what = f"attack.kind: got 'inversion', and {', '.join(sorted(lacking))} stays at the clients"
@@ -99,7 +115,7 @@ class Disclosure:
             version: the global model that the clients trained from.
             seen: what the coordinator received of each client: updates, or masked words as numbers. Each is read once.
         """
-        of_clients = _Inversions(self, version) if self.kind == "inversion" else _Memberships(self, version)
+        of_clients = _Inversions(self) if self.kind == "inversion" else _Memberships(self, version)
         found = [of_clients.of(client, seen[client]) for client in sorted(seen)]
         columns = {name: [each[name] for each in found if each] for name in of_clients.MEASURES}
         average = statistics.median if self.kind == "inversion" else statistics.mean
@@ -110,14 +126,11 @@ class Disclosure:
         """Return examples of some other clients, which do not depend on the round."""
         names = [name for name in self.clients if name != client]
         drawn = self._rng("others", client).permutation(len(names))[:OTHERS_MAX]
-        found = (self._examples(names[number], INPUTS_MAX // 4) for number in sorted(drawn))
+        found = (self.examples_of(names[number], INPUTS_MAX // 4) for number in sorted(drawn))
         return [each for each in found if each is not None]
 
     def examples_of(self, client: str, most: int) -> _Examples | None:
-        """Return at most `most` of a client's examples."""
-        return self._examples(client, most)
-
-    def _examples(self, client: str, most: int) -> _Examples | None:
+        """Return at most `most` of a client's examples; None: it has none that are rows of numbers."""
         data = data_of(self.task, client, "train")
         if data is None or not len(data):
             return None
@@ -129,15 +142,6 @@ class Disclosure:
     def _rng(self, *purpose: object) -> np.random.Generator:
         name = " ".join(map(str, ("atoll disclosure", self.seed, *purpose)))
         return np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:16]))
-
-
-class FirstLayer(NamedTuple):
-    """The linear layer over a model's inputs."""
-
-    weight: str
-    """Name of the tensor (units, inputs)."""
-    bias: str
-    inputs: int
 
 
 def first_layer(model: torch.nn.Module) -> FirstLayer | None:
@@ -156,10 +160,9 @@ class _Inversions:
 
     MEASURES = ("distance", "mean_image")
 
-    def __init__(self, attack: Disclosure, version: Arrays) -> None:
-        layer = first_layer(build_model(attack.task, 0))
-        assert layer is not None
-        self._attack, self._layer = attack, layer
+    def __init__(self, attack: Disclosure) -> None:
+        assert attack.layer is not None
+        self._attack, self._layer = attack, attack.layer
 
     def of(self, client: str, seen: Arrays) -> Inferred:
         mine, others = self._attack.examples_of(client, INPUTS_MAX), self._attack.others(client)
@@ -187,15 +190,14 @@ class _Memberships:
         if mine is None or not others:
             return {}
         named = sorted(trained_by_name(self._model).keys() & seen.keys())
-        members = self._scores(seen, named, [mine], MEMBERS_MAX)
-        return {"area": auc(members, self._scores(seen, named, others, MEMBERS_MAX))}
+        return {"area": auc(self._scores(seen, named, [mine]), self._scores(seen, named, others))}
 
-    def _scores(self, seen: Arrays, names: list[str], examples: Iterable[_Examples], most: int) -> Values:
-        """Return the scores of at most `most` examples, taken from each client in turn."""
-        task, each = self._attack.task, [*examples]
-        places = [(of, row) for row in range(most) for of in range(len(each)) if row < len(each[of].inputs)][:most]
+    def _scores(self, seen: Arrays, names: list[str], each: Sequence[_Examples]) -> Values:
+        """Return the scores of at most `MEMBERS_MAX` examples, taken from each client in turn."""
+        task, most = self._attack.task, range(MEMBERS_MAX)
+        places = [(of, row) for row in most for of in range(len(each)) if row < len(each[of].inputs)]
         found = []
-        for of, row in places:
+        for of, row in places[:MEMBERS_MAX]:
             inputs, targets = each[of].inputs[row : row + 1], each[of].targets[row : row + 1]
             found.append(flat(gradient(task, self._model, inputs, targets), names))
         return scores(flat(seen, names), np.stack(found))

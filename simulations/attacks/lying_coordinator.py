@@ -125,7 +125,6 @@ class Lie:
     def line(self, key: Key) -> dict[str, Any]:
         """Return the lie for the line of its round."""
         where = {"session": key[1], "attempt": key[2], "move": self.move, "to": str(self.client)}
-        where = {"session": key[1], "attempt": key[2], "move": self.move, "to": str(self.client)}
         return {**where, "refused": self.is_refused, "outcome": self.outcome or "no answer"}
 
 

@@ -332,16 +332,13 @@ class Tally:
     @property
     def result(self) -> Json:
         """The part of a run's result: the steps, and of each kind and reason the number and the first client."""
-        attack = {"attack": self._attack.result} if self._attack.result else {}
-        return (
-            {"num_steps": self._num_steps}
-            | attack
-            | {
-                key: {word: {"count": count, "first": self._first[key, word]} for word, count in counts.most_common()}
-                for key, counts in self._counts.items()
-                if counts
-            }
-        )
+        reasons = {
+            key: {word: {"count": count, "first": self._first[key, word]} for word, count in counts.most_common()}
+            for key, counts in self._counts.items()
+            if counts
+        }
+        attack = {"attack": found} if (found := self._attack.result) else {}
+        return {"num_steps": self._num_steps} | attack | reasons
 
 
 class RunFolder:

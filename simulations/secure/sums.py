@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 
 from atoll.client.session.events import Invitation
+from atoll.client.work.encoding import encoding_of
 from atoll.client.work.noise_share import share_of
 from atoll.ground.noise.key import BYTES, key_of
 from atoll.protocol.secure.messages import MemberKeys
@@ -25,8 +26,8 @@ from atoll.task.arrays import Arrays
 from atoll.task.metrics import Statistics
 from atoll.tensors.layout import Layout
 from atoll.tensors.noise.grid_noise import GridNoise
-from atoll.tensors.secure.masked_layout import floats_of
-from atoll.tensors.secure.plan import Encoding, EncodingPlan
+from atoll.tensors.secure.masked_layout import exponents_of
+from atoll.tensors.secure.plan import Encoding
 
 
 class SimulatedSums:
@@ -72,16 +73,7 @@ class SimulatedSums:
         """
         terms = invitation.secure
         assert terms is not None
-        plan = EncodingPlan(
-            bits=terms.bits,
-            clip_norm=terms.clip_norm,
-            exponents=invitation.ranges or (0,) * len(floats_of(layout)),
-            examples_max=terms.examples_max,
-            metrics=terms.metrics,
-            is_private=bool(terms.privacy),
-            num_examples=num_examples,
-            statistics=statistics,
-        )
+        plan = encoding_of(terms, invitation.ranges, layout).plan(num_examples, statistics)
         purpose = f"atoll simulated rounding {self.config.seed} {self.config.name} {terms.round} {client_id}"
         return self.updates.add(digest, update, layout, plan, hashlib.sha256(purpose.encode()).digest())
 
@@ -97,7 +89,7 @@ class SimulatedSums:
         encoding = Encoding(
             bits=rules.bits,
             clip_norm=rules.clip_norm,
-            exponents=effect.ranges or (0,) * len(floats_of(layout)),
+            exponents=exponents_of(effect.ranges, layout),
             metrics=rules.metrics,
             is_private=rules.is_private,
         )

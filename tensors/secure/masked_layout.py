@@ -40,6 +40,11 @@ def floats_of(layout: Layout) -> Layout:
     return tuple(sorted((tensor for tensor in layout if tensor.dtype in FLOATS), key=lambda tensor: tensor.name))
 
 
+def exponents_of(told: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+    """Return the exponents of the ranges of a layout's float tensors: those that a round was told, or zeros."""
+    return told or (0,) * len(floats_of(layout))
+
+
 def integers_of(layout: Layout) -> Layout:
     """Return the integer tensors of a layout, in canonical order."""
     return in_order(tensor for tensor in layout if tensor.dtype not in FLOATS)

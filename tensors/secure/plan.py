@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 from atoll.ground.printable import count_of
@@ -118,6 +118,11 @@ class Encoding:
             step = step_of(self.bits, math.ldexp(most, PRIVATE_EXPONENT[self.bits]))
             most = rounded_clip(most, step, num_values)
         return math.ldexp(weight, -52) * clip_factor(norm, most)
+
+    def plan(self, num_examples: float, statistics: Mapping[str, Sequence[float]]) -> "EncodingPlan":
+        """Return the encoding of one member's update; arguments as of `EncodingPlan`."""
+        of_all = {each.name: getattr(self, each.name) for each in fields(Encoding)}
+        return EncodingPlan(**of_all, num_examples=num_examples, statistics=statistics)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -206,6 +206,10 @@ BAD = {
         ("--delta", 1e-6, "--epsilon", 1, "--uses", 1, "--honest-min", 5, "--colluders", 0, "--bits", 64),
         ["--honest-min", "--colluders", "--bits"],
     ),
+    "more colluders than a session has": (
+        (*OF_12, "--colluders", 65),
+        ["--colluders: got 65; allowed: a whole number, 0"],
+    ),
     "too many colluders": ((*OF_12, "--colluders", 6), ["--colluders: got 6, and with [privacy] 9 of the 12"]),
     "a quorum without the noise, and no room for it": (
         (*OF_12[2:], "--epsilon", 0.01, "--quorum", 5),

@@ -153,6 +153,13 @@ def test_pages_of_a_long_list_follow_each_other(browser: TestClient) -> None:
     assert found == [*range(130, 0, -1)]
 
 
+@pytest.mark.parametrize("of", ["rounds", "sites", "versions"])
+def test_the_size_of_a_page_stays(browser: TestClient, of: str) -> None:
+    after = re.findall(r'href="([^"]*after=[^"]*)"', browser.get(f"/runs/2/many-1/{of}?count=20").text)
+    assert len(after) == 1
+    assert "count=20" in after[0]
+
+
 @pytest.mark.parametrize("address", [*WALKED, "/static/atoll.css", "/nothing", "/runs.json", "/live?run=1/r"])
 def test_all_is_closed_without_a_session(stranger: TestClient, address: str) -> None:
     answer = stranger.get(address)

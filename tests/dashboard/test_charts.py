@@ -69,5 +69,5 @@ def test_bars_begin_and_end_where_their_clients_do() -> None:
     assert train.width == pytest.approx(4 * wait.width)
     assert [bar.end for bar in found.bars] == ["10.0 s", "20.0 s"]
     assert found.bars[1].parts == []
-    assert [rule.name for rule in found.rules] == ["deadline"], "grace is beyond the end"
-    assert found.rules[0].x == pytest.approx(wait.x + (train.x + train.width - wait.x) * 1.5)
+    assert [rule.text for rule in found.rules] == ["deadline"], "grace is beyond the end"
+    assert found.rules[0].at == pytest.approx(wait.x + (train.x + train.width - wait.x) * 1.5)

@@ -1,12 +1,7 @@
 """`make demo-large`: its tables and its exit code, and what it calls a broken promise."""
 
 import io
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
-from uuid import uuid4
 
 import pytest
 from rich.console import Console
@@ -15,10 +10,9 @@ from atoll.protocol.vocabulary import ClientId, Digest, Fate, Phase, RoundId, Ru
 from atoll.server.rounds.record import ClientRecord, RoundRecord
 from atoll.server.views.history import History
 from examples.demo_large import Demo, Federation, Memory
+from tests.examples.ran_demo import ran_demo
 
-ROOT = Path(__file__).parents[2]
 SITES, NUM_RANKS, ROUNDS = ("cluster", "north", "south"), 4, 3
-MARK = "ATOLL_TEST_DEMO"
 
 
 def committed(number, *, lost=()):
@@ -106,18 +100,6 @@ def test_the_tables_have_the_restarted_rank_and_the_bytes_of_each_rank(demo):
     assert re.search(r"│ worker of north +│ +400 B │ +10 B │ +200 B │ +190 B │", table)
 
 
-def marked(mark):
-    """The processes that have a mark in the environment with which they were started."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}={mark}".encode() in (process / "environ").read_bytes().split(b"\0"):
-                found.append(int(process.name))
-        except OSError:  # it has ended, or is another user's
-            continue
-    return found
-
-
 def versions_in(log):
     """The first digits of the version that a site has verified for each round."""
     return {
@@ -130,19 +112,11 @@ def versions_in(log):
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
 def test_a_rank_and_the_coordinator_are_killed_and_nothing_is_lost(tmp_path):
-    mark, out = uuid4().hex, tmp_path / "out"
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.demo_large", "--out", str(out)],
-        cwd=ROOT,
-        env={**os.environ, MARK: mark},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "nothing was lost: every round has one update of each site" in done.stdout
-    assert re.search(r"│ +2 │ committed +│ cluster, north, south │ rank 2 of cluster, \d+\.\d s │", done.stdout)
-    assert re.search(r"│ +3 │ committed +│ cluster, north, south │ coordinator, \d+\.\d s +│", done.stdout)
+    out = tmp_path / "out"
+    printed = ran_demo("demo_large", out, timeout_s=900)
+    assert "nothing was lost: every round has one update of each site" in printed
+    assert re.search(r"│ +2 │ committed +│ cluster, north, south │ rank 2 of cluster, \d+\.\d s │", printed)
+    assert re.search(r"│ +3 │ committed +│ cluster, north, south │ coordinator, \d+\.\d s +│", printed)
     assert "the ranks start again (1 of 3)" in (out / "cluster.log").read_text()
 
     rounds = History(out / "coordinator").rounds("text-1")
@@ -157,8 +131,7 @@ def test_a_rank_and_the_coordinator_are_killed_and_nothing_is_lost(tmp_path):
         seen = versions_in((out / f"{site}.log").read_text())
         assert {number: seen[number] for number in made} == made, site
 
-    sent = [float(size) for size in re.findall(r"│ rank \d of cluster +│ +([\d.]+) MB │", done.stdout)]
+    sent = [float(size) for size in re.findall(r"│ rank \d of cluster +│ +([\d.]+) MB │", printed)]
     [whole] = {client.num_bytes for record in rounds for client in record.clients.values()}
     assert len(sent) == NUM_RANKS
     assert sum(sent) == pytest.approx(whole / 1e6, abs=0.05 * NUM_RANKS)  # each is rounded
-    assert marked(mark) == []

@@ -1,11 +1,7 @@
 """`make demo-private`: what it prints and promises."""
 
 import io
-import os
 import re
-import subprocess
-import sys
-from uuid import uuid4
 
 import pytest
 from rich.console import Console
@@ -14,7 +10,7 @@ from atoll.protocol.vocabulary import ClientId, Digest, Fate, Phase, RoundId, Ru
 from atoll.server.rounds.record import ChargeRecord, ClientRecord, RoundRecord
 from atoll.server.views.history import History
 from examples.demo_private import SITES, STRANGER, Demo, Federation
-from tests.examples.test_demo_large import MARK, ROOT, marked
+from tests.examples.ran_demo import ran_demo
 
 KINDS = {
     1: "inspector is refused",
@@ -140,18 +136,10 @@ def test_the_tables_have_the_members_the_deaths_and_what_was_spent(demo):
 @pytest.mark.slow
 @pytest.mark.timeout(2100)
 def test_five_sites_end_by_their_budget_through_three_deaths_and_two_lies(tmp_path):
-    mark, out = uuid4().hex, tmp_path / "out"
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.demo_private", "--out", str(out)],
-        cwd=ROOT,
-        env={**os.environ, MARK: mark},
-        capture_output=True,
-        text=True,
-        timeout=2000,
-    )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
-    assert "north answers: inspector is not pinned here" in done.stdout
-    assert "all five refuse: secure: a training outside of a secure sum" in done.stdout
+    out = tmp_path / "out"
+    printed = ran_demo("demo_private", out, timeout_s=2000)
+    assert "north answers: inspector is not pinned here" in printed
+    assert "all five refuse: secure: a training outside of a secure sum" in printed
     history = History(out / "coordinator")
     assert history.run("private-1").cause.startswith("the privacy budget is spent")
     for record in history.rounds("private-1"):
@@ -160,4 +148,3 @@ def test_five_sites_end_by_their_budget_through_three_deaths_and_two_lies(tmp_pa
     assert "the ranks start again" in (out / "mesh.log").read_text()
     for site in SITES:
         assert "inspector is not pinned here" in (out / f"{site}.log").read_text()
-    assert marked(mark) == []

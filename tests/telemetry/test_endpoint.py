@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Gauge, Metric
+from prometheus_client.registry import Collector
 
 from atoll.protocol.identity.credential import AUTHORITIES, CERTIFICATE, KEY
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 from atoll.server.identity.authority import Authority
 from atoll.telemetry.endpoint import CALLS_MAX, Endpoint, Readers
+from tests.cli.federation import wait_for
 from tests.waiting import BOUND_S
 
 
@@ -94,6 +96,25 @@ def test_silent_connections_are_bounded_and_the_port_is_free_after_the_end(regis
             assert time.monotonic() < until
     endpoint.close()
     Endpoint(endpoint.address).close()
+
+
+def test_a_fault_of_ours_is_logged_and_ends_no_later_scrape(
+    endpoint: Endpoint, registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Faulty(Collector):
+        def collect(self) -> Iterator[Metric]:
+            raise ValueError("a planted fault")
+
+        def describe(self) -> Iterator[Metric]:
+            yield from ()
+
+    faulty = Faulty()
+    registry.register(faulty)
+    with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+        asked(endpoint)
+    wait_for(lambda: "a planted fault" in caplog.text)
+    registry.unregister(faulty)
+    assert asked(endpoint)[0] == 200
 
 
 class Members:

@@ -25,12 +25,6 @@ def reading_of_all() -> Reading:
     return found
 
 
-@pytest.fixture(autouse=True)
-def _no_otlp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-    monkeypatch.delenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", raising=False)
-
-
 def text_of(reading: Reading) -> str:
     pipeline = Pipeline("atoll.coordinator", "one", lambda: reading)
     try:

@@ -25,7 +25,7 @@ from torch.func import functional_call, vjp, vmap
 
 from atoll.training.data.trees import map_tensors
 from atoll.training.private.example_gradients import Gradients, Loss, columns_of, factors_of
-from atoll.training.private.uses import Lookup, Outer, Whole, squares_of
+from atoll.training.private.uses import Lookup, Outer, Uses, Whole, squares_of
 from atoll.training.trials.contract import one_loss
 
 Rest = Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]
@@ -69,11 +69,7 @@ class CapturedGradients:
         self._model, self._loss, self._clip_norm = model, loss, clip_norm
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._names = {id(p): name for name, p in self.parameters.items()}
-        self._modules = {
-            name: module
-            for name, module in model.named_modules()
-            if any(id(p) in self._names for p in module.parameters(recurse=False))
-        }
+        self._modules = trained_modules(model)
 
     def clipped_sum(self, inputs: Any, targets: Any, rows: int) -> Gradients:
         """Return the sum of the clipped gradients of a batch, float64 by the parameter's name; of no rows zeros.
@@ -87,24 +83,19 @@ class CapturedGradients:
             return total
         uses = self._uses(inputs, targets, rows)
         squares = torch.stack([squares_of(of_parameter) for of_parameter in uses.values()]).sum(0)
-        if not bool(squares.isfinite().all()):
-            bad = ~squares.isfinite()
-            squares = squares.masked_fill(bad, 0.0)
-            for use in (use for of_parameter in uses.values() for use in of_parameter):
-                use.drop(bad)
-        factors = factors_of(squares.sqrt(), self._clip_norm)
+        factors = factors_of_uses(uses, squares, self._clip_norm, ~squares.isfinite())
         for name, of_parameter in uses.items():
             for use in of_parameter:
                 total[name] += use.weighted(factors).reshape(total[name].shape)
         return total
 
-    def _uses(self, inputs: Any, targets: Any, rows: int) -> dict[str, list[Outer | Lookup | Whole]]:
+    def _uses(self, inputs: Any, targets: Any, rows: int) -> Uses:
         columns_of((inputs, targets), rows)
         with capturing(self._modules, rows) as calls:
             outputs = self._model(inputs)
         total = losses_of(self._loss, outputs, targets, rows).sum()
         found = torch.autograd.grad(total, [call.edge for call in calls.found], allow_unused=True)
-        uses: dict[str, list[Outer | Lookup | Whole]] = {}
+        uses: Uses = {}
         for call, gradient in zip(calls.found, found, strict=True):
             if gradient is None:  # an output that the loss does not read
                 continue
@@ -118,6 +109,31 @@ class CapturedGradients:
         if not uses:
             raise NotCaptured("the loss depends on no layer with trained parameters")
         return uses
+
+
+def trained_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules that have trained parameters beside those of the modules in them, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if any(p.requires_grad for p in module.parameters(recurse=False))
+    }
+
+
+def factors_of_uses(uses: Uses, squares: torch.Tensor, clip_norm: float, dropped: torch.Tensor) -> torch.Tensor:
+    """Return min(1, C / norm) of each row's whole gradient (B,), and set the gradients of some rows to zero.
+
+    Args:
+        uses: of the rows; changed in place.
+        squares: the squared norms of the rows' whole gradients (B,).
+        clip_norm: C.
+        dropped: the rows that count for nothing (B,), which all are whose norm is not finite.
+    """
+    if bool(dropped.any()):
+        squares = squares.masked_fill(dropped, 0.0)
+        for use in (use for of_parameter in uses.values() for use in of_parameter):
+            use.drop(dropped)
+    return factors_of(squares.sqrt(), clip_norm)
 
 
 def losses_of(loss: Loss, outputs: Any, targets: Any, rows: int) -> torch.Tensor:
@@ -161,16 +177,25 @@ def _keeping(calls: Calls, name: str) -> Callable[[nn.Module, Any, Any, Any], No
     def keep(module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
         if not torch.is_grad_enabled():
             return
-        is_plain = len(inputs) == 1 and not named and isinstance(inputs[0], torch.Tensor)
-        if not is_plain or not isinstance(output, torch.Tensor):
-            raise NotCaptured(f"{name}: it takes or returns something else than one tensor")
-        if len(inputs[0]) != calls.rows or len(output) != calls.rows:
-            raise NotCaptured(f"{name}: the first dimension of its inputs or outputs is no row")
+        check_call(name, inputs, named, output, calls.rows)
         if not output.requires_grad:
             raise NotCaptured(f"{name}: its output has no gradient")
         calls.found.append(Call(name, module, inputs[0], inputs[0]._version, get_gradient_edge(output)))
 
     return keep
+
+
+def check_call(name: str, inputs: Any, named: Any, output: Any, rows: int) -> None:
+    """Check that a call of a module takes and returns one tensor of rows; arguments as of a forward hook.
+
+    Raises:
+        NotCaptured: it does not.
+    """
+    is_plain = len(inputs) == 1 and not named and isinstance(inputs[0], torch.Tensor)
+    if not is_plain or not isinstance(output, torch.Tensor):
+        raise NotCaptured(f"{name}: it takes or returns something else than one tensor")
+    if len(inputs[0]) != rows or len(output) != rows:
+        raise NotCaptured(f"{name}: the first dimension of its inputs or outputs is no row")
 
 
 def uses_of(

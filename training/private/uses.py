@@ -59,10 +59,8 @@ class Outer:
     def weighted_in(self, groups: int, factors: torch.Tensor) -> torch.Tensor:
         """Return the weighted sums of groups of rows (groups, O, I)."""
         if self.kept is not None:
-            weights, each = (
-                factors.to(self.kept.dtype).view(groups, 1, -1),
-                self.kept.view(groups, -1, self.kept.shape[1]),
-            )
+            weights = factors.to(self.kept.dtype).view(groups, 1, -1)
+            each = self.kept.view(groups, -1, self.kept.shape[1])
             return torch.bmm(weights, each).view(groups, self.g.shape[2], self.a.shape[2])
         scaled = (self.g * factors.to(self.g.dtype)[:, None, None]).reshape(groups, -1, self.g.shape[2])
         return torch.bmm(scaled.transpose(1, 2), self.a.reshape(groups, -1, self.a.shape[2]).to(scaled.dtype))
@@ -163,6 +161,10 @@ class Whole:
         """Return the flat gradients of some rows."""
         part = self.gradients[rows]
         return part.flatten(1) if part.dim() > 1 else part.unsqueeze(1)
+
+
+Uses = dict[str, list[Outer | Lookup | Whole]]
+"""The uses of each trained parameter by some rows, by its name in the model."""
 
 
 def squares_of(uses: Sequence[Outer | Lookup | Whole]) -> torch.Tensor:

@@ -88,7 +88,7 @@ def export(
         found = [export_otlp(what, to, place, DEFAULT / OTLP, follow=follow, sites=sites or False)]
         _tell(found, "span", as_document=json)
         return
-    (target,) = checked([Target(tool, to)], "TOOL", of_place="--to")
+    (target,) = checked([Target(tool, to)], "TOOL", of_place="--to", others=(OTLP,))
     if state is None and not database and Path(what).is_dir():
         found = _of_folder(target, Path(what), follow, sites)
     else:

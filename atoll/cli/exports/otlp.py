@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError
 from atoll.operations.views import read_pages, read_view
 from atoll.protocol.paging import Paging
+from atoll.protocol.vocabulary import TERMINAL
 
 if TYPE_CHECKING:
     from atoll.telemetry.instruments import Attributes
@@ -26,8 +27,6 @@ LOOK_S = 2.0
 
 LOOK_MAX_S = 60.0
 """Longest wait before another attempt [s]."""
-
-ENDED = ("finished", "failed", "stopped")
 
 Place = tuple[Path, str]
 """A state directory and the URL of its database."""
@@ -74,7 +73,7 @@ def export_otlp(run: str, to: str, place: Place, folder: Path, *, follow: bool, 
                 wait = min(2 * wait, LOOK_MAX_S)
             else:
                 wait = LOOK_S
-                if not follow or seen["state"] in ENDED:
+                if not follow or seen["state"] in TERMINAL:
                     break
             time.sleep(wait)
     finally:
@@ -129,7 +128,7 @@ def _send_sites(seen: Any, place: Place, receiver: "Receiver", cursors: "Cursors
     names = sorted({site for kind in KINDS for site in views[kind]["curves"]})
     if len(names) > SITES_MAX:
         note(f"{run_id}: leaves out the metrics of {count_of(len(names) - SITES_MAX, 'site')}: at most {SITES_MAX}")
-    newest, last = cursors.now.version, seen["version"] - (seen["state"] not in ENDED)
+    newest, last = cursors.now.version, seen["version"] - (seen["state"] not in TERMINAL)
     points = sorted(_points(run_id, views, versions, set(names[:SITES_MAX])), key=lambda point: point[2])
     fresh = [(of, value, at) for of, value, at, version in points if newest < version <= last]
     receiver.send_points(fresh)
@@ -145,7 +144,6 @@ def _points(
     """Yield each value of a site: its attributes, value, instant and version."""
     from atoll.telemetry.instruments import NAME, RUN, SOURCE
 
-    number: Callable[[Any], bool] = lambda value: isinstance(value, int | float)  # noqa: E731
     for kind in KINDS:
         for site, curves in views[kind]["curves"].items():
             if site not in sites:
@@ -153,5 +151,5 @@ def _points(
             for metric, curve in curves.items():
                 of = {RUN: run_id, "atoll.client.name": site, NAME: metric, SOURCE: kind}
                 for version, value in curve:
-                    if number(value) and version in versions:
+                    if isinstance(value, int | float) and version in versions:
                         yield of, value, versions[version], version

@@ -10,6 +10,7 @@ from atoll.cli.command import current, if_stopped
 from atoll.cli.printing import note, say_settings
 
 if TYPE_CHECKING:
+    from atoll.protocol.identity.keeper import Keeper
     from atoll.server.ranks.rank import Rank as AggregationRank
 
 Join = Annotated[
@@ -98,8 +99,8 @@ def aggregator(
     where = dialled(settings.coordinator, settings.join, settings.state / "identity")
     note(f"{software()}: aggregation rank {settings.rank} of {settings.ranks} starts; dialling {where}")
 
-    def ready(served: "AggregationRank", address: str) -> None:
-        serve_rank(telemetry, served)
+    def ready(served: "AggregationRank", keeper: "Keeper | None", address: str) -> None:
+        serve_rank(telemetry, served, keeper)
         service_manager.tell(service_manager.READY, f"rank {settings.rank} of {settings.ranks} on {address}")
         note(f"atoll aggregator, rank {settings.rank} of {settings.ranks}, on {address}, state in {settings.state}")
 

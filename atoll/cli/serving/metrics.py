@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from atoll.client.agent import Agent
+    from atoll.protocol.identity.keeper import Keeper
     from atoll.server.hosting.coordinator import Coordinator
     from atoll.server.ports import Ports
     from atoll.server.ranks.rank import Rank
@@ -16,7 +17,7 @@ def opened(process: str, listen: str) -> "AbstractContextManager[Telemetry | Non
     """Bind the port of the metrics, before anything runs; of a process without metrics nothing is imported.
 
     Raises:
-        ConfigError: a package is missing, or the port is in use or not allowed.
+        ConfigError: a package is missing, a variable is not valid, or the port is in use or not allowed.
     """
     if not listen:
         return nullcontext()
@@ -28,8 +29,9 @@ def opened(process: str, listen: str) -> "AbstractContextManager[Telemetry | Non
 
 def serve_coordinator(telemetry: "Telemetry", coordinator: "Coordinator", ports: "Ports") -> None:
     """Serve the metrics of a coordinator, on other interfaces than loopback with mutual TLS."""
+    from atoll.ground.address import is_loopback
     from atoll.ground.folder_id import folder_id
-    from atoll.protocol.wire.channel import is_loopback, parse_address
+    from atoll.protocol.wire.channel import parse_address
     from atoll.telemetry.coordinator import CoordinatorReadings
     from atoll.telemetry.endpoint import Readers
 
@@ -52,9 +54,9 @@ def served_agent(telemetry: "Telemetry | None") -> "Callable[[Agent], None]":
     return serve
 
 
-def serve_rank(telemetry: "Telemetry | None", rank: "Rank") -> None:
+def serve_rank(telemetry: "Telemetry | None", rank: "Rank", keeper: "Keeper | None") -> None:
     """Serve the metrics of an aggregation rank."""
     if telemetry is not None:
         from atoll.telemetry.rank import RankReadings
 
-        telemetry.serve(RankReadings(rank), str(rank.place.rank))
+        telemetry.serve(RankReadings(rank, keeper), str(rank.place.rank))

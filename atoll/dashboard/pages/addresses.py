@@ -1,5 +1,6 @@
 """The addresses of the pages: names are escaped in paths and queries, so any name has a page."""
 
+from collections.abc import Mapping
 from urllib.parse import quote, urlencode
 
 TABS = (
@@ -35,6 +36,32 @@ def segment(name: str) -> str:
 def name_in(segment: str) -> str:
     """Return the name in a segment that the server has unescaped."""
     return "." if segment == "~" else segment.replace("~1", "/").replace("~0", "~")
+
+
+def key_of(place: int, run: str) -> str:
+    """Return the key by which the stream of news names a run."""
+    return f"{place}/{run}"
+
+
+def other_pages(
+    place: int, run: str, page: str, asked: Mapping[str, str], following: str | None, words: tuple[str, str]
+) -> list[tuple[str, str]]:
+    """Return the first page of a list and the one after this page, as far as this page is neither.
+
+    Args:
+        place: the number of the place.
+        run: the id of the run.
+        page: the end of the address.
+        asked: the filters of this page, and its cursor `after`.
+        following: the cursor of the next page; None: there is none.
+        words: the texts of the two links.
+    """
+    filters = {name: value for name, value in asked.items() if name != "after"}
+    first, following_one = words
+    found = [(first, of_run(place, run, page, **filters))] if asked.get("after") else []
+    if following is not None:
+        found.append((following_one, of_run(place, run, page, **filters, after=following)))
+    return found
 
 
 def trail(place: int, label: str, run: str = "") -> list[tuple[str, str]]:

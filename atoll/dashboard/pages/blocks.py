@@ -1,12 +1,15 @@
 """The blocks of a page: facts, tables, sentences, curves, bars, and a grid of fates."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from atoll.dashboard.charts import Bars, Chart
-from atoll.ground.printable import printable, printable_size
+from atoll.dashboard.pages import addresses
+from atoll.ground.printable import count_of, printable, printable_size
+
+JSON_HAS_ALL = "the page with .json at its end has all"
 
 TEXT_MAX = 400
 """Largest number of characters of a cell; the rest is left out, as `…` says."""
@@ -236,6 +239,48 @@ def duration(seconds: Any) -> Cell:
     if seconds is None:
         return Cell("-")
     return Cell(f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.0f} min")
+
+
+def left_out(num: int, most: int, what: str, where: str = JSON_HAS_ALL) -> str:
+    """Return the note on the rows beyond the `most` that are shown; empty: there are none.
+
+    Args:
+        num: the number of rows.
+        most: the largest number that is shown.
+        what: the noun of a row.
+        where: the way to the rest.
+    """
+    return f"{count_of(num - most, what)} left out: {where}" if num > most else ""
+
+
+def server_first(sources: Iterable[str]) -> list[str]:
+    """Return sources of metrics in the order of their names, the server's first."""
+    return sorted(sources, key=lambda source: (source != "server", source))
+
+
+def troubled_first(fates: Mapping[str, str]) -> list[str]:
+    """Return the clients with these fates in the order of their names, those that reported last."""
+    return sorted(fates, key=lambda name: (fates[name] == "reported", name))
+
+
+def page_of_run(
+    title: str, blocks: Sequence[Block], place: int, label: str, run_id: str, *, above: str = "", lead: str = ""
+) -> Page:
+    """Return a page of a deployed run, which its news change, with the pages above and beside it.
+
+    Args:
+        title: its title.
+        blocks: its contents.
+        place: the number of the place.
+        label: the name of the place.
+        run_id: the run.
+        above: the list that the page is of, such as "Sites"; empty: none.
+        lead: a few words beside the title.
+    """
+    trail = addresses.trail(place, label, run_id)
+    if above:
+        trail.append((above, addresses.of_run(place, run_id, above.lower())))
+    return Page(title, blocks, trail, addresses.tabs(place, run_id), addresses.key_of(place, run_id), lead)
 
 
 def fates_of(grid: Grid) -> list[Cell]:

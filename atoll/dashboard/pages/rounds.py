@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from atoll.dashboard import charts
@@ -18,9 +19,12 @@ from atoll.dashboard.pages.blocks import (
     cell,
     duration,
     instant,
+    left_out,
+    page_of_run,
     shown,
     size,
     state_cell,
+    troubled_first,
 )
 from atoll.ground.printable import count_of
 
@@ -59,10 +63,6 @@ def rounds(
     """
     is_of_messages = bool(rows) and "kinds" in rows[0]
     make = _exchange if is_of_messages else _round
-    filters = {name: value for name, value in asked.items() if name != "after"}
-    links = [("Newest", addresses.of_run(place, run_id, "rounds", **filters))] if asked.get("after") else []
-    if following is not None:
-        links.append(("Older", addresses.of_run(place, run_id, "rounds", **filters, after=following)))
     fields = [
         Field("state", "phase", asked.get("state", ""), PHASES),
         Field("client", "site", asked.get("client", "")),
@@ -75,11 +75,10 @@ def rounds(
         [make(place, run_id, row) for row in reversed(rows)],
         f"{count_of(len(rows), 'row')}; older ones follow" if following is not None else "",
         "no such round",
-        links,
+        addresses.other_pages(place, run_id, "rounds", asked, following, ("Newest", "Older")),
         fields,
     )
-    trail, tabs = addresses.trail(place, label, run_id), addresses.tabs(place, run_id)
-    return Page(f"Rounds of {run_id}", [table], trail, tabs, f"{place}/{run_id}")
+    return page_of_run(f"Rounds of {run_id}", [table], place, label, run_id)
 
 
 def round_(place: int, label: str, run_id: str, record: Document, now: float) -> Page:
@@ -96,12 +95,14 @@ def round_(place: int, label: str, run_id: str, record: Document, now: float) ->
     blocks: list[Block] = []
     lines = list(record["sentences"])
     told = [line for line in lines if not _is_of_table(line, record.get("clients") or {})][:SENTENCES_MAX]
-    left_out = len(lines) - len(told)
+    num_left_out = len(lines) - len(told)
     json = addresses.of_run(place, run_id, f"rounds/{number}.json")
-    note = f"{count_of(left_out, 'sentence')} left out, most of sites that reported: {json} has all" if left_out else ""
+    why = "left out, most of sites that reported"
+    note = f"{count_of(num_left_out, 'sentence')} {why}: {json} has all" if num_left_out else ""
     blocks.append(Sentences("In sentences", [shown(line) for line in told], note=note))
     if clients := record.get("clients"):
-        blocks += [_timeline(record, clients, now), _fates(place, run_id, number, clients)]
+        ordered = {name: clients[name] for name in troubled_first({name: clients[name]["fate"] for name in clients})}
+        blocks += [_timeline(record, ordered, now), _fates(place, run_id, ordered, json)]
     elif messages := record.get("messages"):
         blocks.append(_messages(place, run_id, messages))
     blocks += _trainings(place, run_id, record.get("training") or {})
@@ -111,7 +112,7 @@ def round_(place: int, label: str, run_id: str, record: Document, now: float) ->
     trail = [*addresses.trail(place, label, run_id), ("Rounds", addresses.of_run(place, run_id, "rounds"))]
     what = "Exchange" if "messages" in record else "Round"
     lead = shown(record["phase"])
-    return Page(f"{what} {number} of {run_id}", blocks, trail, around, f"{place}/{run_id}", lead)
+    return Page(f"{what} {number} of {run_id}", blocks, trail, around, addresses.key_of(place, run_id), lead)
 
 
 def policy(place: int, label: str, document: Document, rows: Sequence[Document]) -> Page:
@@ -155,8 +156,7 @@ def policy(place: int, label: str, document: Document, rows: Sequence[Document])
         TableBlock("What became of the invited sites", ("fate", "sites", "share"), of_fates, over, "no site yet"),
         Facts("The rules", rules),
     ]
-    trail, tabs = addresses.trail(place, label, run_id), addresses.tabs(place, run_id)
-    return Page(f"Policy of {run_id}", blocks, trail, tabs, f"{place}/{run_id}")
+    return page_of_run(f"Policy of {run_id}", blocks, place, label, run_id)
 
 
 def _is_of_table(line: str, clients: Mapping[str, Document]) -> bool:
@@ -188,10 +188,8 @@ def _exchange(place: int, run_id: str, row: Document) -> list[Cell]:
 def _timeline(record: Document, clients: Mapping[str, Document], now: float) -> Timeline:
     """Return the bars of a round's clients, from its opening to its end."""
     begin, end = float(record["opened_at"]), float(record["ended_at"] or now)
-    names = sorted(clients, key=lambda name: (clients[name]["fate"] == "reported", name))
     found = []
-    for name in names[:BARS_MAX]:
-        client = clients[name]
+    for name, client in islice(clients.items(), BARS_MAX):
         last = float(client["fate_at"] or end)
         end = max(end, last)
         found.append((shown(name), last, [*_parts(begin, client, last)], str(client["fate"])))
@@ -200,8 +198,7 @@ def _timeline(record: Document, clients: Mapping[str, Document], now: float) -> 
         for name, word in (("deadline", "deadline"), ("linger_by", "linger"), ("grace_by", "grace"))
         if record.get(name) is not None
     }
-    left_out = len(names) - BARS_MAX
-    note = f"{count_of(left_out, 'site')} left out: the table has them" if left_out > 0 else ""
+    note = left_out(len(clients), BARS_MAX, "site", "the table has them")
     return Timeline("Clients in time", charts.bars(found, begin, end, rules), note)
 
 
@@ -221,11 +218,7 @@ def _parts(begin: float, client: Document, last: float) -> Iterator[tuple[str, f
         yield "wait" if upload is None else "upload", at, last
 
 
-def _fates(place: int, run_id: str, number: int, clients: Mapping[str, Document]) -> TableBlock:
-    names = sorted(clients, key=lambda name: (clients[name]["fate"] == "reported", name))
-    left_out = len(names) - ROWS_MAX
-    json = addresses.of_run(place, run_id, f"rounds/{number}.json")
-    note = f"{count_of(left_out, 'site')} left out: {json} has all" if left_out > 0 else ""
+def _fates(place: int, run_id: str, clients: Mapping[str, Document], json: str) -> TableBlock:
     rows = [
         (
             cell(name, addresses.of_run(place, run_id, "site", name=name)),
@@ -237,11 +230,10 @@ def _fates(place: int, run_id: str, number: int, clients: Mapping[str, Document]
             *(duration(client["download_seconds"]), duration(client["train_seconds"])),
             instant(client["fate_at"]),
         )
-        for name in names[:ROWS_MAX]
-        for client in (clients[name],)
+        for name, client in islice(clients.items(), ROWS_MAX)
     ]
     columns = ("site", "fate", "reason", "detail", "examples", "received", "download", "training", "at")
-    return TableBlock("Fates", columns, rows, note)
+    return TableBlock("Fates", columns, rows, left_out(len(clients), ROWS_MAX, "site", f"{json} has all"))
 
 
 def _messages(place: int, run_id: str, messages: Sequence[Document]) -> TableBlock:
@@ -250,9 +242,7 @@ def _messages(place: int, run_id: str, messages: Sequence[Document]) -> TableBlo
         [state_cell(str(one[name])) if name == "fate" else cell(one[name]) for name in names]
         for one in messages[:ROWS_MAX]
     ]
-    left_out = len(messages) - ROWS_MAX
-    note = f"{count_of(left_out, 'message')} left out: the page with .json at its end has all" if left_out > 0 else ""
-    return TableBlock("Messages", names, rows, note)
+    return TableBlock("Messages", names, rows, left_out(len(messages), ROWS_MAX, "message"))
 
 
 def _trainings(place: int, run_id: str, training: Document) -> Iterator[Block]:

@@ -16,6 +16,8 @@ from atoll.dashboard.pages.blocks import (
     Text,
     cell,
     instant,
+    left_out,
+    server_first,
     shown,
     size,
     state_cell,
@@ -60,8 +62,7 @@ def run(
         newest = [f"{instant(at).text}  {shown(line)}" for at, line in reversed(lines)]
         blocks.append(Sentences("Log", newest, is_log=True, note="the newest line first"))
     blocks.append(Text("Settings", toml))
-    key = f"{place}/{run_id}"
-    tabs = addresses.tabs(place, run_id)
+    tabs, key = addresses.tabs(place, run_id), addresses.key_of(place, run_id)
     return Page(run_id, blocks, addresses.trail(place, label), tabs, key, _lead(document))
 
 
@@ -94,9 +95,7 @@ def curves_within(charts: Iterable[Chart | None]) -> Curves | None:
             break
         kept.append(each)
         num += len(each.lines)
-    left_out = len(found) - len(kept)
-    note = f"{count_of(left_out, 'metric')} left out: the page with .json at its end has all" if left_out else ""
-    return Curves("Curves", kept, note)
+    return Curves("Curves", kept, left_out(len(found), len(kept), "metric"))
 
 
 def grid(place: int, run_id: str, fates: Document) -> Grid:
@@ -107,7 +106,7 @@ def grid(place: int, run_id: str, fates: Document) -> Grid:
         return sum(fate not in ("reported", "joined", "waiting") for fate in clients[name].values())
 
     names = sorted(clients, key=lambda name: (-troubles(name), name))
-    left_out = len(names) - SITES_MAX
+    num_left_out = len(names) - SITES_MAX
     rows = [
         (
             cell(name, addresses.of_run(place, run_id, "site", name=name)),
@@ -116,15 +115,14 @@ def grid(place: int, run_id: str, fates: Document) -> Grid:
         for name in names[:SITES_MAX]
     ]
     heads = [Cell(str(number), addresses.of_run(place, run_id, f"rounds/{number}")) for number in rounds]
-    note = f"{count_of(left_out, 'site')} with fewer troubles left out: Sites lists all" if left_out > 0 else ""
+    note = f"{count_of(num_left_out, 'site')} with fewer troubles left out: Sites lists all" if num_left_out > 0 else ""
     return Grid("Fates of the newest rounds", heads, rows, note)
 
 
 def _named(
     curves: Mapping[str, Sequence[tuple[float, float | None]]],
 ) -> dict[str, Sequence[tuple[float, float | None]]]:
-    order = sorted(curves, key=lambda source: (source != "server", source))
-    return {shown(source): curves[source] for source in order}
+    return {shown(source): curves[source] for source in server_first(curves)}
 
 
 def _lead(document: Document) -> str:

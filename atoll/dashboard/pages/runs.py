@@ -5,7 +5,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.dashboard.pages import addresses
-from atoll.dashboard.pages.blocks import Block, Cell, Field, Page, Sentences, TableBlock, cell, instant, state_cell
+from atoll.dashboard.pages.blocks import (
+    Block,
+    Cell,
+    Field,
+    Page,
+    Sentences,
+    TableBlock,
+    cell,
+    instant,
+    left_out,
+    state_cell,
+)
 from atoll.ground.printable import count_of
 
 Row = Mapping[str, Any]
@@ -53,13 +64,12 @@ def runs(places: Sequence[OfPlace], *, state: str = "", text: str = "") -> Page:
             blocks.append(Sentences(place.label, [place.fault]))
             continue
         wanted = [row for row in reversed(place.rows) if _counts(row, state, text)]
-        left_out = len(wanted) - ROWS_MAX
         blocks.append(
             TableBlock(
                 place.label,
                 ("run", "state", "version", "of", "task", "created", "cause or wait"),
                 [_row(place, row) for row in wanted[:ROWS_MAX]],
-                f"{count_of(left_out, 'older run')} left out: narrow by state or text" if left_out > 0 else "",
+                left_out(len(wanted), ROWS_MAX, "older run", "narrow by state or text"),
                 "no run here yet" if not place.rows else "no such run",
                 [("Members", f"/members/{place.number}")] if place.kind == "deployed" else [],
                 fields,
@@ -88,7 +98,6 @@ def members(place: int, label: str, rows: Sequence[Row], *, role: str = "", stan
         for row in rows
         if role in ("", row["role"]) and standing in ("", row["standing"]) and text.lower() in row["name"].lower()
     ]
-    left_out = len(wanted) - ROWS_MAX
     table = TableBlock(
         "Members",
         ("name", "role", "standing", "since", "certificate until"),
@@ -99,7 +108,7 @@ def members(place: int, label: str, rows: Sequence[Row], *, role: str = "", stan
             )
             for row in wanted[:ROWS_MAX]
         ],
-        f"{count_of(left_out, 'member')} left out: narrow by role, standing or name" if left_out > 0 else "",
+        left_out(len(wanted), ROWS_MAX, "member", "narrow by role, standing or name"),
         "no such member" if rows else "no member yet; invite one: atoll client invite NAME",
         (),
         [

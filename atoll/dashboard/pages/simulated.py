@@ -13,12 +13,13 @@ from atoll.dashboard.pages.blocks import (
     Text,
     cell,
     duration,
+    left_out,
     shown,
     size,
     state_cell,
+    troubled_first,
 )
 from atoll.dashboard.pages.run import curves_of
-from atoll.ground.printable import count_of
 
 Document = Mapping[str, Any]
 
@@ -56,14 +57,13 @@ def run(place: int, label: str, name: str, document: Document, rows: Sequence[Do
     blocks: list[Block] = [Facts("State", facts)]
     if (curves := curves_of(document["metrics"], "round")) is not None:
         blocks.append(curves)
-    left_out = len(rows) - ROUNDS_MAX
     json = addresses.of_run(place, name, "rounds.json")
     blocks.append(
         TableBlock(
             "Rounds",
             ("round", "state", "why", "version", *NUMBERS, "took (virtual)"),
             [_row(place, name, row) for row in reversed(rows[-ROUNDS_MAX:])],
-            f"{count_of(left_out, 'older round')} left out: {json} has all" if left_out > 0 else "",
+            left_out(len(rows), ROUNDS_MAX, "older round", f"{json} has all"),
             "no round has ended yet",
         )
     )
@@ -107,8 +107,7 @@ def _fates(row: Document, fates: Mapping[str, str]) -> TableBlock:
     values = row.get("client_values") or {}
     trained = row.get("train_values") or {}
     steps = row.get("steps") or {}
-    names = sorted(fates, key=lambda name: (fates[name] == "reported", name))
-    left_out = len(names) - ROWS_MAX
+    names = troubled_first(fates)
     rows = [
         (
             *(cell(name), state_cell(fates[name]), cell(steps.get(name))),
@@ -116,8 +115,9 @@ def _fates(row: Document, fates: Mapping[str, str]) -> TableBlock:
         )
         for name in names[:ROWS_MAX]
     ]
-    note = f"{count_of(left_out, 'client')} left out: the page with .json at its end has all" if left_out > 0 else ""
-    return TableBlock("Fates", ("client", "fate", "steps", "training", "evaluation"), rows, note)
+    return TableBlock(
+        "Fates", ("client", "fate", "steps", "training", "evaluation"), rows, left_out(len(names), ROWS_MAX, "client")
+    )
 
 
 def _of(values: Mapping[str, Any] | None) -> str:

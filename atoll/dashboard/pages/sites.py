@@ -16,6 +16,7 @@ from atoll.dashboard.pages.blocks import (
     cell,
     duration,
     instant,
+    page_of_run,
     shown,
     size,
     state_cell,
@@ -39,25 +40,20 @@ def sites(
         following: the cursor of the next page; None: there is none.
         asked: the filters and the cursor of this page.
     """
-    filters = {name: value for name, value in asked.items() if name != "after"}
-    links = [("First", addresses.of_run(place, run_id, "sites", **filters))] if asked.get("after") else []
-    if following is not None:
-        links.append(("Next", addresses.of_run(place, run_id, "sites", **filters, after=following)))
     table = TableBlock(
         "Sites",
         ("site", "connected", "since", "run", "invited", "used", "download", "training", "upload", "last failure"),
         [_row(place, run_id, row) for row in rows],
         f"{count_of(len(rows), 'site')}; more follow" if following is not None else "",
-        "no such site" if any(filters.values()) else "no client is invited or connected yet",
-        links,
+        "no such site" if asked.keys() - {"after"} else "no client is invited or connected yet",
+        addresses.other_pages(place, run_id, "sites", asked, following, ("First", "Next")),
         [
             Field("state", "state", asked.get("state", ""), ("connected", "away", "failed")),
             Field("prefix", "name begins with", asked.get("prefix", "")),
             Field("text", "text", asked.get("text", "")),
         ],
     )
-    trail, tabs = addresses.trail(place, label, run_id), addresses.tabs(place, run_id)
-    return Page(f"Sites of {run_id}", [table], trail, tabs, f"{place}/{run_id}")
+    return page_of_run(f"Sites of {run_id}", [table], place, label, run_id)
 
 
 def site(
@@ -117,8 +113,7 @@ def site(
         blocks.append(Sentences("Not shown", hidden))
     if (mesh := (metrics.get("meshes") or {}).get(name)) is not None:
         blocks.append(Facts("Its mesh, newest training", [*_mesh(mesh)]))
-    trail = [*addresses.trail(place, label, run_id), ("Sites", addresses.of_run(place, run_id, "sites"))]
-    return Page(f"Site {shown(name)}", blocks, trail, addresses.tabs(place, run_id), f"{place}/{run_id}")
+    return page_of_run(f"Site {shown(name)}", blocks, place, label, run_id, above="Sites")
 
 
 def _row(place: int, run_id: str, row: Document) -> list[Cell]:

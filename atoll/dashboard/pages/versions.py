@@ -4,7 +4,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atoll.dashboard.pages import addresses
-from atoll.dashboard.pages.blocks import Block, Cell, Facts, Page, TableBlock, cell, instant, shown, size
+from atoll.dashboard.pages.blocks import (
+    Block,
+    Cell,
+    Facts,
+    Page,
+    TableBlock,
+    cell,
+    instant,
+    left_out,
+    page_of_run,
+    server_first,
+    shown,
+    size,
+)
 from atoll.ground.printable import count_of
 
 Document = Mapping[str, Any]
@@ -33,12 +46,9 @@ def versions(
     """
     run_id = str(document["run"])
     names = list(dict.fromkeys(name for row in reversed(rows) for name in _metrics(row)))
-    left_out = len(names) - METRICS_MAX
-    notes = [f"{count_of(left_out, 'metric')} left out: the page with .json at its end has all"] if left_out > 0 else []
-    links = [("Newest", addresses.of_run(place, run_id, "versions"))] if asked.get("after") else []
+    notes = [left_out(len(names), METRICS_MAX, "metric")]
     if following is not None:
         notes.append(f"{count_of(len(rows), 'version')}; older ones follow")
-        links.append(("Older", addresses.of_run(place, run_id, "versions", after=following)))
     start = (document["settings"].get("model") or {}).get("start") or "the task's model"
     blocks: list[Block] = [
         Facts("Lineage", [("version 0", cell(start)), ("newest version", cell(document["version"]))]),
@@ -46,20 +56,18 @@ def versions(
             "Versions",
             ("version", "created", "kept", "best", "size", *map(shown, names[:METRICS_MAX]), "digest"),
             [_row(row, names[:METRICS_MAX]) for row in reversed(rows)],
-            "; ".join(notes),
+            "; ".join(filter(None, notes)),
             "the run has no version yet",
-            links,
+            addresses.other_pages(place, run_id, "versions", asked, following, ("Newest", "Older")),
         ),
     ]
-    trail, tabs = addresses.trail(place, label, run_id), addresses.tabs(place, run_id)
-    return Page(f"Versions of {run_id}", blocks, trail, tabs, f"{place}/{run_id}")
+    return page_of_run(f"Versions of {run_id}", blocks, place, label, run_id)
 
 
 def _metrics(row: Document) -> dict[str, Any]:
     """Return the metrics of a version by SOURCE/NAME, the server's first."""
-    by_source = row["metrics"]
-    order = sorted(by_source, key=lambda source: (source != "server", source))
-    return {f"{source}/{name}": value for source in order for name, value in by_source[source].items()}
+    found = row["metrics"]
+    return {f"{source}/{name}": value for source in server_first(found) for name, value in found[source].items()}
 
 
 def _row(row: Document, names: Sequence[str]) -> list[Cell]:

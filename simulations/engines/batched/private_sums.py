@@ -1,4 +1,4 @@
-r"""The sums of clipped example gradients of many clients at once, each client with weights of its own.
+r"""The sums of clipped example gradients of many clients at once, each client with its weights.
 
     S_k = sum_i g_ki min(1, C / ||g_ki||)          k: client, i: a row of its sample
 
@@ -28,9 +28,17 @@ from atoll.simulations.engines.batched.outputs import by_client, check_rows, fil
 from atoll.simulations.engines.batched.stack import CannotBatch
 from atoll.simulations.engines.batched.stacked_layers import keep_in_range
 from atoll.training.data.trees import tensors
-from atoll.training.private.captured_gradients import gradients_of_any, losses_of, uses_of
-from atoll.training.private.example_gradients import Gradients, Loss, clip_factors, factors_of
-from atoll.training.private.uses import Lookup, Outer, Whole, squares_of
+from atoll.training.private.captured_gradients import (
+    NotCaptured,
+    check_call,
+    factors_of_uses,
+    gradients_of_any,
+    losses_of,
+    trained_modules,
+    uses_of,
+)
+from atoll.training.private.example_gradients import Gradients, Loss, clip_factors
+from atoll.training.private.uses import Uses, Whole, squares_of
 from atoll.training.trials.contract import one_loss
 
 CAPTURED, BY_ROW = "captured", "by row"
@@ -119,11 +127,7 @@ class SumsOfCaptured(ClientSums):
 
     def __init__(self, model: nn.Module, loss: Loss, clip_norm: float) -> None:
         super().__init__(model, loss, clip_norm)
-        self._modules = {
-            name: module
-            for name, module in model.named_modules()
-            if any(id(p) in self._names for p in module.parameters(recurse=False))
-        }
+        self._modules = trained_modules(model)
         self._shapes: list[torch.Size] = []
         """The shape of a row of each captured output, in the order of the calls."""
 
@@ -151,20 +155,13 @@ class SumsOfCaptured(ClientSums):
         clients = len(is_real)
         uses = self._uses(values, inputs, targets)
         squares = torch.stack([squares_of(of_parameter) for of_parameter in uses.values()]).sum(0)
-        bad = ~squares.isfinite() | ~is_real.flatten()
-        if bool(bad.any()):
-            squares = squares.masked_fill(bad, 0.0)
-            for use in (use for of_parameter in uses.values() for use in of_parameter):
-                use.drop(bad)
-        factors = factors_of(squares.sqrt(), self._clip_norm)
+        factors = factors_of_uses(uses, squares, self._clip_norm, ~squares.isfinite() | ~is_real.flatten())
         found = {
             name: [use.weighted_in(clients, factors) for use in of_parameter] for name, of_parameter in uses.items()
         }
         return {name: reduce(torch.add, each).view(values[name].shape) for name, each in found.items()}
 
-    def _uses(
-        self, values: Gradients, inputs: torch.Tensor, targets: torch.Tensor
-    ) -> dict[str, list[Outer | Lookup | Whole]]:
+    def _uses(self, values: Gradients, inputs: torch.Tensor, targets: torch.Tensor) -> Uses:
         """Return the uses of each parameter by the rows (m n, ...) of all clients."""
         clients, rows = inputs.shape[:2]
         zeros = [inputs.new_zeros(clients, rows, *shape, dtype=torch.float32) for shape in self._shapes]
@@ -187,7 +184,7 @@ class SumsOfCaptured(ClientSums):
         outputs = filled(form[0], (each.flatten(0, 1) for each in found))
         total = losses_of(self._loss, outputs, targets.flatten(0, 1), clients * rows).sum()
         gradients = torch.autograd.grad(total, zeros, allow_unused=True)
-        uses: dict[str, list[Outer | Lookup | Whole]] = {}
+        uses: Uses = {}
         for name, a, g in zip(called, taken, gradients, strict=True):
             if g is None:  # an output that the loss does not read
                 continue
@@ -239,11 +236,10 @@ def _capturing(
 
     def keeping(name: str) -> Callable[[nn.Module, Any, Any, Any], torch.Tensor]:
         def keep(module: nn.Module, inputs: Any, named: Any, output: Any) -> torch.Tensor:
-            is_plain = len(inputs) == 1 and not named and isinstance(inputs[0], torch.Tensor)
-            if not is_plain or not isinstance(output, torch.Tensor):
-                raise CannotBatch(f"{name} takes or returns something else than one tensor")
-            if len(inputs[0]) != rows or len(output) != rows:
-                raise CannotBatch(f"the first dimension of {name}'s inputs or outputs is no row")
+            try:
+                check_call(name, inputs, named, output, rows)
+            except NotCaptured as error:
+                raise CannotBatch(str(error)) from error
             kept.append((name, inputs[0]))
             return changed(output)
 

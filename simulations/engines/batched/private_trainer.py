@@ -1,4 +1,4 @@
-"""The trainer of many clients whose steps are private: the samples and the noise of each are those that it has alone.
+"""The trainer of many clients whose steps are private: each has the samples and the noise that it has alone.
 
 Samples and noise come from each client's key, bit for bit as in `training/private/local_steps`; only the clipped sums
 of all clients are computed at once, and agree with a client alone to rounding. Before the first round, a few clients'
@@ -8,7 +8,6 @@ sums are computed both ways.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from itertools import cycle, islice
 
 import numpy as np
 import torch
@@ -67,7 +66,7 @@ class PrivateTrainer(BatchTrainer):
     # ------------------------------------------------------------ the choice
 
     def _choose(self) -> None:
-        sites = list(islice(cycle(self._task.sites), min(TRIED, len(self._task.sites))))
+        sites = self._task.sites[:TRIED]
         every = [self._loop.examples(site) for site in sites]
         chosen = of_one_kind(every)
         if not chosen:
@@ -170,7 +169,7 @@ class PrivateTrainer(BatchTrainer):
 
     def _num_steps(self, job: Job, examples: Examples) -> int:
         requested: int = self._terms.steps_of(self._local)
-        return requested if job.steps is None else min(requested, job.steps)
+        return min(requested, job.steps or requested)
 
     def _width(self, examples: Examples) -> int:
         """Return the size that hardly any sample of a client exceeds."""

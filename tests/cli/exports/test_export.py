@@ -147,6 +147,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "file").touch()
     assert refused("export", "wndb", "x", "--to", "file")[1] == "--to: got 'file', which is a file; allowed: a folder"
     assert refused("export", "wndb", "x")[0].startswith("TOOL: got 'wndb': did you mean wandb?")
+    assert refused("export", "otpl", "x")[0].startswith("TOOL: got 'otpl': did you mean otlp?")
 
 
 @pytest.mark.real

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.client.disk import fresh_bytes
 from atoll.client.disk.fresh_bytes import FOLDER, FreshBytes
 from atoll.protocol.vocabulary import RoundId, RunId
 
@@ -52,6 +53,33 @@ def test_a_newer_round_and_the_end_of_the_run_delete_those_of_the_run_alone(tmp_
     assert fresh.made(odd, ROUND, "work") == kept
     fresh.forget_run(odd)
     assert fresh.name_of(odd, ROUND, "work") == ""
+
+
+def test_a_deletion_whose_flush_failed_is_flushed_when_it_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update that left before would have the noise of another training if the power fails and the file is back."""
+    fresh, flushed, failures = FreshBytes(tmp_path), [], [OSError("the disk fails")]
+
+    def sync(folder: Path) -> None:
+        if failures:
+            raise failures.pop()
+        flushed.append(folder)
+
+    fresh.made(RUN, ROUND, "work")
+    monkeypatch.setattr(fresh_bytes, "sync_folder", sync)
+    with pytest.raises(OSError, match="the disk fails"):
+        fresh.forget(RUN, ROUND)
+    fresh.forget(RUN, ROUND)
+    assert flushed == [tmp_path / FOLDER]
+
+
+def test_the_folder_of_the_first_bytes_is_durable_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[Path] = []
+    monkeypatch.setattr(fresh_bytes, "sync_folder", flushed.append)
+    for round_id in (ROUND, RoundId(ROUND + 1)):
+        FreshBytes(tmp_path).made(RUN, round_id, "work")
+    assert flushed == [tmp_path, tmp_path / FOLDER, tmp_path / FOLDER]
 
 
 def test_bytes_that_cannot_be_read_or_written_are_an_error(tmp_path: Path) -> None:

@@ -338,6 +338,26 @@ def test_a_session_that_is_lost_is_named_and_the_other_counts(tmp_path: Path, lo
     assert known == (tuple(TWO[1 - lost]),), "its sites have signed nothing: they may be in another session"
 
 
+def test_a_session_that_has_signed_before_is_remembered_also_if_a_later_request_loses_it(tmp_path: Path) -> None:
+    async def scenario(it: Federation) -> Any:
+        await it.begin(1, sessions=TWO)
+        it.silent.add("site-0")
+        ended = asyncio.ensure_future(it.begin(2, sessions=it.sum_sites.sessions_of(TASK), is_whole=True))
+        await asyncio.sleep(0)
+        assert it.request is not None
+        it.request.gave_up(ClientId("site-0"), "lost: left")
+        second = await ended
+        it.silent.clear()
+        known = it.sum_sites.sessions_of(TASK)
+        return second, known, await it.begin(3, sessions=known, is_whole=True)
+
+    second, known, third = run(tmp_path, scenario, number=7)
+    assert [each["sites"] for each in second["secure"]["lost"]] == [TWO[0]]
+    assert known == tuple(map(tuple, TWO)), "its sites sign no other sum"
+    check(third)
+    assert third["answered"] == TWO[0] + TWO[1]
+
+
 def test_a_sum_that_fails_its_canaries_is_lost_alone(tmp_path: Path) -> None:
     async def scenario(it: Federation) -> Any:
         said = it.said

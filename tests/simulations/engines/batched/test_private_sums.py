@@ -93,5 +93,5 @@ def test_a_row_that_is_not_finite_adds_nothing_to_its_client_or_to_others(kind: 
 
 def test_a_weight_that_is_used_outside_of_its_layer_is_not_captured() -> None:
     case = models.lstm()
-    with pytest.raises(CannotBatch, match=r"layer takes or returns something else than one tensor"):
+    with pytest.raises(CannotBatch, match=r"layer: it takes or returns something else than one tensor"):
         found(case, CAPTURED, weights_of(case))
