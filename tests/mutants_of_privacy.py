@@ -200,8 +200,8 @@ OF_PRIVACY = (
     Mutant(
         "privacy: the run does not end",
         RUN,
-        "        if privacy is None or membership.num_with_budget >= quorum:\n",
-        "        if privacy is None or membership.num_with_budget >= 0:\n",
+        "        if usable >= quorum or (apart",
+        "        if usable >= 0 or (apart",
         "a run whose budget is spent opens rounds for ever",
         OF_CHARGES,
     ),
@@ -271,10 +271,18 @@ OF_PRIVACY = (
     ),
     Mutant(
         "privacy: correlated noise lets clients come again at once",
-        MEMBERSHIP,
-        "member.apart_until = self.row + rules.separation\n",
-        "member.apart_until = self.row + 1\n",
+        ROUND,
+        "self.record.base_version + self._privacy.separation)",
+        "self.record.base_version + 1)",
         "the sensitivity of all rounds assumes that the uses of a client are apart",
+        OF_CORRELATED,
+    ),
+    Mutant(
+        "privacy: a run waits for clients that only a further version allows",
+        MEMBERSHIP,
+        "near = [c for c, until in self._apart.items() if until > version]",
+        "near = list[ClientId]()",
+        "a run without a cohort to spare waits for ever once a failed fold has spent a client's last use",
         OF_CORRELATED,
     ),
     Mutant(

@@ -446,6 +446,9 @@ class Round(OpenRound):
             self.membership.counted(client_id, self.record.round_id)
         for carried in self.record.carried:
             self.membership.counted(carried.client_id, carried.round_id)
+        if self._privacy is not None and self._privacy.separation > 1:
+            clients = [contribution.client_id for contribution in self._aggregate().contributions]
+            self.membership.keep_apart(clients, self.record.base_version + self._privacy.separation)
         return super().aggregated(event, now)
 
     def _released_by(self, reason: AbandonReason, now: float) -> Effects:

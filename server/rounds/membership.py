@@ -45,7 +45,6 @@ class Membership:
     unseen_uses: int = 0  # `Member.uses` of a client that joins for the first time: after a restored backup above 0
     unseen_spent: float = 0.0  # its `Member.spent`
     is_unseen_spent: bool = False  # its `Member.is_spent`
-    row: int = 0  # the version that the newest round begins from
 
     def __post_init__(self) -> None:
         # derived from the members: neither compared nor stored
@@ -165,17 +164,32 @@ class Membership:
     def _charge(self, client_id: ClientId, member: Member, number: int, rules: PrivacyRules) -> None:
         spent = rules.spent_after(member.spent, member.uses, number)
         member.uses, member.spent = member.uses + number, spent
-        if rules.separation > 1:
-            self._apart[client_id] = member.apart_until = self.row + rules.separation
         self._note_most(member.uses, member.spent)
         self._mark(client_id, member, rules)
 
     def _note_most(self, uses: int, spent: float) -> None:
         self.most_uses, self.most_spent = max(self.most_uses, uses), max(self.most_spent, spent)
 
-    def begin_row(self, version: int) -> None:
-        """Begin a round from a version: clients whose last use is far enough before it are candidates again."""
-        self.row = version
+    def keep_apart(self, client_ids: Iterable[ClientId], until: int) -> None:
+        """Exclude the clients of a version from the candidates of rounds that begin from a version before `until`.
+
+        A fold that fails keeps no client apart. It publishes nothing, and its noise is in no later version, so the
+        published ones, of which the sensitivity is, have each client's uses as far apart as that assumes: a client of
+        such a fold may repeat its version. Its use is charged nonetheless.
+        """
+        for client_id in client_ids:
+            member = self._changing(client_id)
+            assert member is not None, client_id
+            self._apart[client_id] = member.apart_until = until
+
+    def num_apart(self, version: int) -> tuple[int, int]:
+        """Return the number of members far enough from their last use for a round from a version, and with a budget."""
+        near = [c for c, until in self._apart.items() if until > version]
+        spent = self.num_spent - sum(self.members[c].is_spent for c in near)
+        return len(self.members) - len(near), len(self.members) - len(near) - spent
+
+    def begin_round(self, version: int) -> None:
+        """Make clients whose last use is far enough before the version that a round begins from candidates again."""
         for client_id in [c for c, until in self._apart.items() if until <= version]:
             member = self._changing(client_id)
             assert member is not None
@@ -201,11 +215,6 @@ class Membership:
         self._spent.discard(client_id)
         if member.is_spent and self._is_there(member):
             self._spent.add(client_id)
-
-    @property
-    def num_with_budget(self) -> int:
-        """The number of members, connected or not, that may be in a further private sum."""
-        return len(self.members) - self.num_spent
 
     # ------------------------------------------------------------ failures
 

@@ -383,7 +383,7 @@ class RunMachine(Evaluations):
             return ()
         ledger.is_round_due, ledger.retry_at = False, 0.0
         ledger.membership.wake(now)
-        ledger.membership.begin_row(ledger.version)
+        ledger.membership.begin_round(ledger.version)
         self.round = self._buffer(now) if self.rules.policy.is_asynchronous else self._round_with_cohort(now)
         ledger.next_round = RoundId(ledger.next_round + 1)
         return ()
@@ -561,9 +561,10 @@ class RunMachine(Evaluations):
         """
         privacy, membership = self.rules.privacy, self.ledger.membership
         quorum = self.rules.policy.quorum_count
-        if privacy is None or membership.num_with_budget >= quorum:
+        if privacy is None:
             return ""
-        if len(membership.members) < quorum and not membership.is_unseen_spent:
+        apart, usable = membership.num_apart(self.ledger.version)  # no version follows in which the others are
+        if usable >= quorum or (apart < quorum and not membership.is_unseen_spent):
             return ""
         return privacy.cause_of_end(membership.most_spent, self.ledger.version)
 

@@ -1,12 +1,13 @@
 """Correlated noise in a run: clients stay apart, each fold names the noises it takes off, all rounds are one use."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from atoll.protocol.privacy.correlated import inverse_of, inverse_square_root, squared_sensitivity
 from atoll.protocol.privacy.gaussian import epsilon_of, mu_within, noise_multiplier_of
-from atoll.protocol.vocabulary import Digest, RoundId, RunState
+from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunState
 from atoll.server.journal.codec import decode_ledger, decode_rules, encode_ledger, encode_rules
 from atoll.server.rounds.events import (
     Aggregate,
@@ -20,6 +21,7 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.privacy_rules import CorrelatedRules
 from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.waiting import why_not
 from tests.server.rounds.test_cohort_round import Drive
 from tests.server.rounds.test_privacy import DELTA, named, private, uses
 
@@ -43,10 +45,14 @@ def aggregated(drive: Drive, clients: str) -> Aggregate:
     return aggregate
 
 
+@pytest.mark.parametrize("clients", ["abcdefgh", "abcdefghij"])
 @pytest.mark.parametrize("seed", range(3))
-def test_no_client_is_drawn_before_its_versions_are_apart_through_failures_and_restarts(seed: int) -> None:
+def test_no_client_is_drawn_before_its_versions_are_apart_through_failures_and_restarts(
+    seed: int, clients: str
+) -> None:
+    """With no cohort to spare, too, no round lacks clients: the run ends when those that are apart have no budget."""
     draw, of_run = random.Random(seed), correlated(rounds=40, apart=4)
-    drive = private(of_run, "abcdefghij", rounds=40, retry=1000)
+    drive = private(of_run, clients, rounds=40, retry=1000)
     last: dict[str, int] = {}
     failed = 0
     while drive.machine.ledger.state is RunState.RUNNING:
@@ -54,18 +60,20 @@ def test_no_client_is_drawn_before_its_versions_are_apart_through_failures_and_r
         free = offered(drive)
         assert all(version >= last[client] + 4 for client in free if client in last)
         kept = [client for client, row in last.items() if row + 4 > version]
-        assert {*free} == {*"abcdefghij"} - {*kept}, "all others are candidates"
+        spent = {client for client, number in uses(drive).items() if number >= of_run.participations_max}
+        assert {*free} == {*clients} - {*kept} - spent, "all others are candidates"
+        assert len(free) >= 2, "a run that no client can continue has ended"
         cohort = "".join(sorted(draw.sample(free, 2)))
         aggregated(drive, cohort)
-        last |= dict.fromkeys(cohort, version)
         if draw.random() < 0.3:
             drive.do(CoordinatorStarted(drive.now))
-            drive.join("abcdefghij")
-        if draw.random() < 0.2 and len(drive.machine.ledger.membership.candidates()) >= 2:
-            drive.do(AggregationFailed(RoundId(drive.newest), "disk"))  # its clients are charged, and stay apart
+            drive.join(clients)
+        if draw.random() < 0.1:
+            drive.do(AggregationFailed(RoundId(drive.newest), "disk"))  # its clients are charged, and may repeat it
             failed += 1
         else:
             drive.fold()
+            last |= dict.fromkeys(cohort, version)
         drive.machine.validate()
         if drive.machine.ledger.state is RunState.RUNNING:
             ledger = decode_ledger(encode_ledger(drive.machine.ledger), where="here")
@@ -103,6 +111,26 @@ def test_a_fold_that_fails_leaves_no_noise_to_take_off() -> None:
     drive.do(AggregationFailed(RoundId(drive.newest), "disk"))
     offered(drive)
     assert aggregated(drive, "ab").earlier == ()
+
+
+def test_clients_of_a_version_are_named_as_apart_and_those_of_a_failed_fold_may_repeat_it() -> None:
+    drive = private(replace(correlated(apart=2), participations_max=3), "abcd", rounds=12, retry=10)
+    membership = drive.machine.ledger.membership
+    offered(drive)
+    aggregated(drive, "ab")
+    drive.do(AggregationFailed(RoundId(drive.newest), "disk"))
+    assert offered(drive) == [*"abcd"]
+    aggregated(drive, "ab")
+    drive.fold()
+    assert [why_not(membership, ClientId(client)) for client in "ac"] == ["apart from its last use until version 2", ""]
+    for cohort in ("cd", "ab"):
+        assert offered(drive) == [*cohort]
+        aggregated(drive, cohort)
+        drive.fold()
+    assert why_not(membership, ClientId("a")) == "without a privacy budget for another round"
+    assert offered(drive) == [*"cd"]
+    aggregated(drive, "cd")
+    assert drive.fold()[-1].cause.startswith("the privacy budget is spent"), "c, d wait for a version that none makes"
 
 
 def test_a_client_has_spent_the_share_of_its_uses_and_all_of_them_spend_the_budget() -> None:
