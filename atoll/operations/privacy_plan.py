@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from atoll.task.task import Task
 
 USES_MAX = 1_000_000
-_ROUNDS_OF_CORRELATION_MAX = 10_000
-"""Most rounds of correlated noise: the search for its bands takes seconds there."""
 _SHOWN_USES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
@@ -268,8 +266,8 @@ def _sound(number: int) -> float:
 def _faults_of_correlation(asked: PrivacyPlanRequest) -> Iterator[str]:
     if asked.rounds is None or asked.separation is None:
         yield "--rounds, --separation: one is missing; correlated noise needs both"
-    elif asked.rounds > _ROUNDS_OF_CORRELATION_MAX:
-        yield f"--rounds: got {asked.rounds}; allowed with correlated noise: 1 to {_ROUNDS_OF_CORRELATION_MAX}"
+    elif asked.rounds > correlated.ROUNDS_MAX:
+        yield f"--rounds: got {asked.rounds}; allowed with correlated noise: 1 to {correlated.ROUNDS_MAX}"
     if asked.spent:
         yield f"--spent: got {asked.spent}; allowed with correlated noise: 0, as all its rounds are one use"
     given = {"--clients": asked.clients, "--quorum": asked.quorum, "--simulate": asked.simulate}

@@ -402,6 +402,7 @@ class RunConfig(BaseModel):
     def _faults_of_privacy(self, privacy: PrivacyConfig) -> Iterator[str]:
         """Yield the settings of other tables that a guarantee for clients or examples excludes."""
         yield from privacy.faults_of_unit()
+        yield from privacy.faults_of_mechanism(self.rounds, is_secure=self.secure is not None)
         yield from privacy.faults_of_clip(self.rounds, self.round.cohort_size, is_secure=self.secure is not None)
         if privacy.unit == "example":
             yield from self._faults_of_examples()

@@ -224,6 +224,10 @@ BAD = {
         ("--delta", 1e-6, "--epsilon", 1, "--uses", 1, "--noise-by", "me", "--bits", 16),
         ["--noise-by: got 'me'; allowed: coordinator, clients", "--bits: got 16; allowed: 32, 64"],
     ),
+    "more correlated rounds than a run may have": (
+        ("--delta", 1e-5, "--epsilon", 1, "--mechanism", "correlated", "--separation", 2, "--rounds", 2001),
+        ["--rounds: got 2001; allowed with correlated noise: 1 to 2000"],
+    ),
     "correlated rounds": (
         (*OF_12, "--mechanism", "correlated", "--separation", 2, "--clients", 99, "--simulate", "x:y"),
         ["--clients", "--simulate", "--noise-by"],

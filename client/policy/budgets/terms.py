@@ -35,6 +35,7 @@ _KNOWN = {
     "unit",
     "noise_by",
     "mechanism",
+    "separation_min",
     "sample_rate",
     "noise_multiplier",
     "clip_norm",
@@ -91,7 +92,8 @@ def spending_of(local: str) -> Spending:
     if noise_by not in _PARTIES[unit]:
         allowed = ", ".join(map(repr, _PARTIES[unit]))
         raise ValueError(f"with noise by {noise_by!r} for one {unit}: allowed is {allowed}")
-    if (mechanism := terms.get("mechanism", "gaussian")) != "gaussian":
+    mechanism = terms.get("mechanism", "gaussian")  # all rounds of correlated noise are one use: each is charged as it
+    if mechanism != "gaussian" and (mechanism, unit) != ("correlated", "client"):
         raise ValueError(f"with {PREFIX}mechanism = {mechanism!r}, which this Atoll cannot charge")
     if (clip := terms.get("clip", "fixed")) not in ("fixed", "adaptive"):
         raise ValueError(f"with {PREFIX}clip = {clip!r}, which this Atoll cannot charge")
