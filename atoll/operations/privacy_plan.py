@@ -132,6 +132,9 @@ def settings_of(asked: PrivacyPlanRequest, found: PrivacyPlan) -> dict[str, Any]
     if asked.unit == "example":
         return settings | {"privacy.unit": "example", "privacy.sample_rate": asked.sample_rate}
     settings |= {"aggregation.weighting": "uniform", "privacy.participations_max": guarantee.uses}
+    if asked.mechanism == "correlated":
+        settings |= {"privacy.mechanism": "correlated", "privacy.separation_min": asked.separation}
+        settings["privacy.bands"] = found.bands
     settings |= {
         key: value
         for key, value in (
@@ -270,7 +273,7 @@ def _faults_of_correlation(asked: PrivacyPlanRequest) -> Iterator[str]:
         yield f"--rounds: got {asked.rounds}; allowed with correlated noise: 1 to {correlated.ROUNDS_MAX}"
     if asked.spent:
         yield f"--spent: got {asked.spent}; allowed with correlated noise: 0, as all its rounds are one use"
-    given = {"--clients": asked.clients, "--quorum": asked.quorum, "--simulate": asked.simulate}
+    given: dict[str, Any] = {"--clients": asked.clients, "--quorum": asked.quorum}
     given["--noise-by"] = None if asked.noise_by == "coordinator" else asked.noise_by
     for flag, value in given.items():
         if value is not None:
