@@ -30,7 +30,10 @@ Places = Annotated[
 Listen = Annotated[
     str,
     typer.Option(
-        "--listen", metavar="HOST:PORT", help="Address on loopback; port 0: a free one; by default 127.0.0.1:7080."
+        "--listen",
+        metavar="HOST:PORT",
+        help="Address; port 0: a free one; by default 127.0.0.1:7080. On other interfaces than loopback by TLS, for "
+        "browsers with a certificate of the coordinator's authority alone.",
     ),
 ]
 Open = Annotated[bool, typer.Option("--open", help="Open the link in this user's browser.")]
@@ -38,9 +41,20 @@ NoLive = Annotated[
     bool, typer.Option("--no-live", help="Follow no run: a page changes when it is loaded again.", show_default=False)
 ]
 
+Control = Annotated[
+    bool,
+    typer.Option(
+        "--control",
+        help="Also offer forms that pause, resume and stop runs, ask for statistics, and invite and revoke members, "
+        "with your credential; without it nothing is changed.",
+    ),
+]
 
-def dashboard(places: Places = None, listen: Listen = "", open_: Open = False, no_live: NoLive = False) -> None:
-    """Show runs, rounds, sites and members as pages in a browser. It reads, and changes nothing.
+
+def dashboard(
+    places: Places = None, listen: Listen = "", open_: Open = False, control: Control = False, no_live: NoLive = False
+) -> None:
+    """Show runs, rounds, sites and members as pages in a browser. It reads and, without --control, changes nothing.
 
     It prints a link that opens a session once, within ten minutes; `atoll dashboard link` prints another one. Every
     page is also JSON, at the same address with `.json` at its end. The process has a low priority, and ends with a
@@ -55,7 +69,7 @@ def dashboard(places: Places = None, listen: Listen = "", open_: Open = False, n
         if places == [LINK] and not Path(LINK).exists():
             say(listener.another_link(listen, listener.runtime_folder(), time.time()))
             return
-        _serve(places or [], listen or listener.DEFAULT, open_=open_, is_live=not no_live)
+        _serve(places or [], listen or listener.DEFAULT, open_=open_, is_live=not no_live, is_controlled=control)
     except AtollError as error:
         raise CommandError(*error.faults) from None
 
@@ -70,7 +84,7 @@ def _check_packages() -> None:
         )
 
 
-def _serve(places: list[str], listen: str, *, open_: bool, is_live: bool) -> None:
+def _serve(places: list[str], listen: str, *, open_: bool, is_live: bool, is_controlled: bool) -> None:
     from atoll.cli import log
     from atoll.dashboard.process import serve
     from atoll.protocol.signals import call_at_end
@@ -78,12 +92,15 @@ def _serve(places: list[str], listen: str, *, open_: bool, is_live: bool) -> Non
     log.configure("dashboard")
 
     def ready(address: str, link: str) -> None:
-        note(f"the pages are at {address}; this link opens a session, once, within ten minutes:")
-        say(link)
+        if link:
+            note(f"the pages are at {address}; this link opens a session, once, within ten minutes:")
+        else:
+            note("the pages are for browsers with a certificate of this coordinator (`atoll join --p12 FILE`):")
+        say(link or address)
         if open_:
-            typer.launch(link)
+            typer.launch(link or address)
 
     def ends(end: "Callable[[], object]") -> None:
         call_at_end(end, "stopped by %s: the dashboard ends")
 
-    serve(places, listen, is_live=is_live, ready=ready, ends=ends)
+    serve(places, listen, is_live=is_live, is_controlled=is_controlled, ready=ready, ends=ends)

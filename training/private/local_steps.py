@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from atoll.ground.faults import Refused
 from atoll.ground.noise.key import BYTES, key_of
 from atoll.ground.printable import count_of
 from atoll.task.errors import TaskBroken
@@ -129,7 +130,7 @@ def _shares_of(given: Mapping[str, Any]) -> dict[str, Any]:
     if type(bits) is not int or bits not in VALUE_BITS:
         faults.append(f"secure.bits: got {bits!r}: allowed are 32, 64")
     if faults:
-        raise ValueError("; ".join(faults))
+        raise Refused(*faults)
     return {"batch": float(batch), "bits": bits}  # type: ignore[arg-type]
 
 
@@ -146,7 +147,7 @@ def check_terms(given: Given, task: Task, algorithm: str) -> PrivateTerms | None
     if not given.private:
         return None
     if faults := [*_faults(given, task, algorithm)]:
-        raise TaskBroken("; ".join(faults))
+        raise TaskBroken(*faults)
     return PrivateTerms.read(given.private)
 
 
@@ -163,7 +164,7 @@ def check_model(model: torch.nn.Module) -> None:
         for module, mode in modes:
             module.training = mode
     if faults:
-        raise TaskBroken("; ".join(faults))
+        raise TaskBroken(*faults)
 
 
 NOT_A_TASK = (
@@ -318,5 +319,5 @@ def try_gradients(
     if fault := delta_fault(delta, len(data)):
         faults.append(fault)
     if faults or gradients is None:
-        raise TaskBroken("; ".join(faults))
+        raise TaskBroken(*faults)
     return gradients
