@@ -45,8 +45,8 @@ OF_PRIVACY = (
     Mutant(
         "privacy: a repetition has fresh bytes",
         FRESH,
-        "            return known\n        self._folder.mkdir",
-        "            pass\n        self._folder.mkdir",
+        "            return known\n        if not self._folder",
+        "            pass\n        if not self._folder",
         "a training that is repeated after a kill is another one, and is charged again",
         OF_FRESH_NOISE,
     ),
