@@ -6,6 +6,7 @@ MEMBERSHIP, ROUND = "server/rounds/membership.py", "server/rounds/cohort_round.p
 OPEN, BUFFER = "server/rounds/open_round.py", "server/rounds/buffer_round.py"
 STEPS, NOISED = "training/private/local_steps.py", "training/private/noised_gradients.py"
 RUN, RULES, PLAN = "server/rounds/run_machine.py", "server/rounds/privacy_rules.py", "server/folding/plan.py"
+INTAKE, OF_WORLDS = "server/rounds/update_intake.py", ("tests/histories/test_budgets.py",)
 OF_CHARGES = ("tests/server/rounds/test_privacy.py",)
 OF_EXAMPLES, OF_STEPS = (
     ("tests/server/rounds/test_example_privacy.py",),
@@ -39,8 +40,8 @@ OF_PRIVACY = (
     Mutant(
         "privacy: a repetition has fresh bytes",
         FRESH,
-        "            return known\n        self._folder.mkdir",
-        "            pass\n        self._folder.mkdir",
+        "            return known\n        if not",
+        "            pass\n        if not",
         "a training that is repeated after a kill is another one, and is charged again",
         OF_FRESH_NOISE,
     ),
@@ -199,7 +200,7 @@ OF_PRIVACY = (
     Mutant(
         "privacy: the run does not end",
         RUN,
-        "        if privacy is None or membership.num_with_budget >= quorum:\n",
+        "        if privacy is None or membership.num_with_budget + len(self.ledger.waiting) >= quorum:\n",
         "        if privacy is None or membership.num_with_budget >= 0:\n",
         "a run whose budget is spent opens rounds for ever",
         OF_CHARGES,
@@ -278,11 +279,43 @@ OF_PRIVACY = (
     ),
     Mutant(
         "privacy: a buffer charges nothing",
-        BUFFER,
-        "        self._charge([update.client_id])",
-        "        self._charge([])",
+        INTAKE,
+        "            self.ledger.membership.charge(update.client_id, self.rules.privacy)\n",
+        "            pass\n",
         "updates of an asynchronous run are free",
+        OF_WORLDS,
+    ),
+    Mutant(
+        "privacy: an update that waits for a buffer is free",
+        INTAKE,
+        "        if self.rules.privacy is not None:\n",
+        "        if self.rules.privacy is not None and isinstance(self.round, Buffer) and self.round.is_open:\n",
+        "what arrives while a buffer is aggregated is in the next one without a charge",
+        OF_WORLDS,
+    ),
+    Mutant(
+        "privacy: two updates of a client for its last use",
+        INTAKE,
+        "        if not ledger.membership.has_budget(update.client_id):",
+        "        if False:",
+        "a client that was invited twice is used beyond its budget",
+        OF_WORLDS,
+    ),
+    Mutant(
+        "privacy: a buffer does not tell its charges",
+        BUFFER,
+        "        self._note_charges(1)",
+        "        self._note_charges(0)",
+        "the audit log and the record have no charge of an asynchronous round",
         OF_EXAMPLES,
+    ),
+    Mutant(
+        "budget: no account is found ahead",
+        SITE,
+        "                for times in (1, 2)\n",
+        "                for times in (1,)\n",
+        "the event loop waits for the account that decides about the next round",
+        OF_GATE,
     ),
     Mutant(
         "privacy: a fixed batch is accounted as Poisson",

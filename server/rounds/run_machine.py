@@ -543,11 +543,12 @@ class RunMachine(Evaluations):
     def _why_budget_is_spent(self) -> str:
         """Return why no further round keeps the budget: with it, the quorum would need a spent client; empty: one does.
 
-        Members that are away count as long as they may be used: the round waits for them.
+        Members that are away count as long as they may be used: the round waits for them. So do updates that wait for a
+        buffer: they are charged.
         """
         privacy, membership = self.rules.privacy, self.ledger.membership
         quorum = self.rules.policy.quorum_count
-        if privacy is None or membership.num_with_budget >= quorum:
+        if privacy is None or membership.num_with_budget + len(self.ledger.waiting) >= quorum:
             return ""
         if len(membership.members) < quorum and not membership.is_unseen_spent:
             return ""
