@@ -47,7 +47,12 @@ def _free(_: Membership, *__: Any) -> None:
 
 def _doubled(charge: Callable[..., None]) -> Callable[..., None]:
     """Return a charge that is made twice."""
-    return lambda *given: (charge(*given), charge(*given))[0]
+
+    def twice(*given: Any) -> None:
+        charge(*given)
+        charge(*given)
+
+    return twice
 
 
 @pytest.mark.parametrize(
