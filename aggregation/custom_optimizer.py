@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.optimizers import Block, State
+from atoll.ground.faults import Refused
 from atoll.ground.printable import count_of
 from atoll.plugins.guard import RAISED, Guarded
 from atoll.plugins.place import NOWHERE, Place
@@ -54,7 +55,7 @@ class CustomOptimizer(Guarded):
         super().__init__(f"optimizer {type(custom).__name__}", custom)
         self._first: dict[str, float] = {}
         if faults := list(self._faults()):
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
         self.slots = tuple(self._first)
         self.is_whole = bool(getattr(custom, "whole", False))
         """Whether the calls get whole tensors."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from atoll.ground.faults import Refused, faults_in
 from atoll.ground.printable import count_of
 from atoll.parallel.engine.plan import AUTO, Plan, given_plan, possible_plans
 from atoll.parallel.mesh_client.supervisor.interval import ALLOWED, Interval
@@ -107,9 +108,9 @@ class CrewConfig(BaseModel):
             else:
                 faults += self._faults_of_numbers(self.parallel.mesh.size)
         except ValueError as error:
-            faults += str(error).split("; ")
+            faults += faults_in(error)
         if faults:
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
         return self
 
     def _faults_of_launch(self) -> "list[str]":

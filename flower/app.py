@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.ground.faults import Refused
 from atoll.ground.folders import in_words
 from atoll.task.apps import PROJECT
 from atoll.task.errors import TaskNotFound
@@ -82,7 +83,7 @@ class FlowerApp:
             else:
                 changed[key] = fitting
         if faults:
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
         return changed
 
     def load(self, reference: str) -> Any:
@@ -173,7 +174,7 @@ def read_app(reference: str) -> FlowerApp:
         if _is_text(given[key]) and not REFERENCE.fullmatch(given[key])
     ]
     if faults:
-        raise TaskNotFound(f"{folder / PROJECT}: " + "; ".join(faults))
+        raise TaskNotFound(*(f"{folder / PROJECT}: {fault}" for fault in faults))
     return FlowerApp(
         folder=folder,
         publisher=given["tool.flwr.app.publisher"],

@@ -19,6 +19,7 @@ from atoll.flower.native.terms import Terms
 from atoll.flower.records import arrays_of, from_content, in_app, record_of, to_content, travelling
 from atoll.flower.secret_noise import flower_noise
 from atoll.flower.server_host import HOSTED, NotNative, ServerHost
+from atoll.ground.faults import faults_in
 from atoll.task.array_task import Trained, checked
 from atoll.task.arrays import Arrays, check_finite, check_like, layout_of
 from atoll.task.content import Content, from_tensors, to_tensors
@@ -274,7 +275,7 @@ def _terms_of(app: FlowerApp, request: dict[str, Any]) -> tuple[Terms, dict[str,
     try:
         return Terms.read(given), app.run_config(given.options)
     except ValueError as error:
-        raise TaskBroken(str(error)) from error
+        raise TaskBroken(*faults_in(error)) from error
 
 
 def _state_of(own: Arrays | None) -> RecordDict:

@@ -111,7 +111,7 @@ def travelling(arrays: Arrays) -> Arrays:
     """
     faults = [*_faults_of(arrays)] if arrays else ["there is no array in the record"]
     if faults:
-        raise TaskBroken("; ".join(faults))
+        raise TaskBroken(*faults)
     return {
         key: np.ascontiguousarray(a, dtype=CAST.get(a.dtype, a.dtype)).reshape(a.shape) for key, a in arrays.items()
     }

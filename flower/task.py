@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.flower.app import FlowerApp
+from atoll.ground.faults import faults_in
 from atoll.task.apps import AppTask
 from atoll.task.array_task import Instructions, Trained
 from atoll.task.arrays import Arrays
@@ -56,7 +57,7 @@ class FlowerTask(AppTask):
         try:
             self.app.run_config(values)
         except ValueError as error:
-            raise OverridesRefused(str(error).split("; ")) from error
+            raise OverridesRefused(*faults_in(error)) from error
         return FlowerTask(self.app, len(self.sites), {**self._options, **values}, self._site_settings, self._folder)
 
     def with_site_settings(self, tables: Mapping[str, Mapping[str, Any]]) -> "FlowerTask":
@@ -67,7 +68,7 @@ class FlowerTask(AppTask):
         """
         if faults := [f"sites.{site}: no site of the task (its sites: {', '.join(self.sites)})" for site in tables
                       if site not in self.sites]:  # fmt: skip
-            raise OverridesRefused(faults)
+            raise OverridesRefused(*faults)
         settings = {**self._site_settings, **tables}
         return FlowerTask(self.app, len(self.sites), self._options, settings, self._folder)
 

@@ -12,6 +12,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
 
 
+def shortened(text: str, num_letters: int = 80) -> str:
+    """Return the first `num_letters` letters of a text of any length, as one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= num_letters else line[: num_letters - 1].rstrip() + "…"
+
+
 def lines_of(text: str) -> list[str]:
     r"""Return the lines of a text that `printable` has put on one line, without those that are empty."""
     return [line.rstrip() for line in text.replace("\\u000a", "\n").splitlines() if line.strip()]

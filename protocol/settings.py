@@ -24,6 +24,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from atoll.ground.faults import faults_in
 from atoll.ground.folders import in_words
 from atoll.ground.text_files import NotText, text_of
 from atoll.protocol.attribute_docs import attribute_docs
@@ -319,14 +320,14 @@ def _faults(
         return [f"{dotted}: missing; allowed: {allowed}"]
     for part in key:
         document = document[part]
-    messages = [detail["msg"].removeprefix("Value error, ") for detail in details if detail["type"] == "value_error"]
-    if messages and isinstance(document, dict):  # the fields of the table contradict each other
-        return [_line(dotted, fault) for message in messages for fault in message.split("; ")]
+    errors = [detail["ctx"]["error"] for detail in details if detail["type"] == "value_error"]
+    if errors and isinstance(document, dict):  # the fields of the table contradict each other
+        return [_line(dotted, fault) for error in errors for fault in faults_in(error)]
     if hidden := [detail["msg"] for detail in details if detail["type"] == HIDDEN]:
         return [f"{dotted}: {message}" for message in hidden]
     got = f"{dotted}: got {short(without_password(document) if isinstance(document, str) else document)}"
     is_odd = isinstance(document, float) and not math.isfinite(document)
-    return [f"{got}: {message}" for message in messages] or [f"{got}; allowed: {allowed}{', finite' * is_odd}"]
+    return [f"{got}: {error}" for error in errors] or [f"{got}; allowed: {allowed}{', finite' * is_odd}"]
 
 
 def _known(name: str, table: Any) -> str:

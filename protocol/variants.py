@@ -11,6 +11,8 @@ from typing import Annotated, Any, Generic, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from atoll.ground.faults import Refused
+
 VARIANT = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 """Validators are built on first use: a command that shows a run needs none."""
 
@@ -80,7 +82,7 @@ class Choice(Generic[Kind]):
             faults += [f"{label} needs {', '.join(missing)}"] * bool(missing)
             faults += [_text(fault) for fault in error.errors() if fault["type"] != "missing"]
         if faults:
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
         return picked
 
 

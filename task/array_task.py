@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from atoll.ground.faults import Refused
 from atoll.task.context import Context
 from atoll.task.deadline import Deadline
 from atoll.task.metrics import Statistics, as_statistics
@@ -131,7 +132,7 @@ def checked(trained: Trained) -> Trained:
     except ValueError as error:
         faults.append(str(error))
     if faults:
-        raise ValueError("; ".join(faults))
+        raise Refused(*faults)
     return Trained(trained.update, weight, statistics, float(trained.work))
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from atoll.ground.faults import Refused
 from atoll.task.array_task import ArrayTask, Instructions, Trained
 from atoll.task.arrays import Arrays
 from atoll.task.context import context_of, contextual
@@ -35,7 +36,7 @@ class Valued:
         self.task = task
         defaults = {name: getattr(task, name, {}) for name in ("options", "settings")}
         if faults := [fault for name, values in defaults.items() for fault in value_faults(name, values)]:
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
         self.options, self.settings = dict(defaults["options"]), dict(defaults["settings"])
         own = getattr(task, "site_settings", {})
         self.site_settings = {site: dict(values) for site, values in own.items()}

@@ -35,7 +35,7 @@ def layout_of(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Layout:
         if array.dtype not in ALLOWED
     ]
     if faults:
-        raise TaskBroken("; ".join(faults))
+        raise TaskBroken(*faults)
     return in_order(Tensor(name, ALLOWED[array.dtype], array.shape) for name, array in arrays.items())
 
 
@@ -67,7 +67,7 @@ def check_form(tensors: Iterable[Tensor], expected: Layout, *, may_omit: bool = 
         if name in given and given[name] != tensor
     ]
     if faults:
-        raise TaskMismatch("; ".join(faults))
+        raise TaskMismatch(*faults)
 
 
 def check_rows_like(arrays: Mapping[str, np.ndarray[Any, Any]], expected: Layout) -> None:

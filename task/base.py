@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from atoll.ground.faults import Refused
 from atoll.task.context import Context
 from atoll.task.errors import TaskBroken
 
@@ -59,7 +60,7 @@ class Base:
     def __post_init__(self) -> None:
         faults = [*self._faults()]
         if faults:
-            raise ValueError("Base: " + "; ".join(faults))
+            raise Refused(*(f"Base: {fault}" for fault in faults))
         object.__setattr__(self, "unused", tuple(self.unused))
 
     def _faults(self) -> Iterator[str]:

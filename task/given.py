@@ -73,7 +73,7 @@ class Given:
             else:
                 local[key] = value
         if faults:
-            raise OverridesRefused(faults)
+            raise OverridesRefused(*faults)
         if private.get("unit") == "client":
             private = {}  # the coordinator keeps it, and a site's budget charges it: no training changes by it
         return cls(local, schedules, options, private, frozen)
@@ -101,7 +101,7 @@ class Given:
         known = ", ".join(name for name in hints if name not in NEVER_SCHEDULED)
         unknown = [f"schedule.local.{key}: unknown key (known: {known})" for key in self.schedules if key not in hints]
         if faults := fixed + unknown:
-            raise OverridesRefused(faults)
+            raise OverridesRefused(*faults)
         for key, schedule in self.schedules.items():
             start = getattr(changed, key) if schedule.start is None else schedule.start
             try:
@@ -112,11 +112,11 @@ class Given:
             is_whole = int in hints[key] and float not in hints[key]
             values[key] = round(value) if is_whole and isinstance(value, float) else value
         if faults:
-            raise OverridesRefused(faults)
+            raise OverridesRefused(*faults)
         try:
             return changed.with_overrides(values)
         except OverridesRefused as error:
-            raise OverridesRefused([f"schedule.{fault} in round {round_}" for fault in error.faults]) from None
+            raise OverridesRefused(*(f"schedule.{fault} in round {round_}" for fault in error.faults)) from None
 
     def check(self, local: Local, rounds: int) -> None:
         """Check that the settings of a task fit in each of the first rounds.
@@ -133,7 +133,7 @@ class Given:
                 for fault in error.faults:
                     faults.setdefault(fault.partition(":")[0], fault)
         if faults:
-            raise OverridesRefused([*faults.values()])
+            raise OverridesRefused(*faults.values())
 
 
 def with_values(
@@ -165,7 +165,7 @@ def with_values(
         else:
             faults.append(f"{where}.{key}: expected {words(hint)}, got {given!r}")
     if faults:
-        raise OverridesRefused(faults)
+        raise OverridesRefused(*faults)
     return changed
 
 
@@ -195,7 +195,7 @@ def with_tables(
         except OverridesRefused as error:
             faults += error.faults
     if faults:
-        raise OverridesRefused(sorted(faults))
+        raise OverridesRefused(*sorted(faults))
     return changed
 
 
@@ -219,4 +219,4 @@ def _at(key: str, schedule: RoundSchedule, round_: int) -> Any:
     try:
         return schedule.at(round_)
     except ValueError as error:
-        raise OverridesRefused([f"schedule.local.{key}: {error}: set local.{key}, or start"]) from None
+        raise OverridesRefused(f"schedule.local.{key}: {error}: set local.{key}, or start") from None

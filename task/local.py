@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from atoll.ground.faults import Refused
 from atoll.plugins.kind import Kind
 from atoll.task.errors import TaskBroken
 from atoll.task.overrides import overridden, type_faults
@@ -82,7 +83,7 @@ class Local:
 
     def __post_init__(self) -> None:
         if faults := type_faults(self, "local") or _range_faults(self):
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
 
     @property
     def has_custom_optimizer(self) -> bool:

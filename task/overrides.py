@@ -1,21 +1,19 @@
 """Overrides of a settings dataclass, from TOML or from the text of a command line; all faults at once."""
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
 from functools import cache
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from atoll.ground.faults import Refused, faults_in
+
 Settings = TypeVar("Settings")
 
 
-class OverridesRefused(ValueError):
+class OverridesRefused(Refused):
     """The given values do not fit the settings; `faults` lists every one."""
-
-    def __init__(self, faults: Sequence[str]) -> None:
-        super().__init__("; ".join(faults))
-        self.faults = tuple(faults)
 
 
 def overridden(
@@ -48,9 +46,9 @@ def overridden(
     try:
         changed = replace(settings, **changes)  # type: ignore[type-var]
     except ValueError as error:
-        faults += str(error).split("; ")
+        faults += faults_in(error)
     if faults:
-        raise OverridesRefused(faults)
+        raise OverridesRefused(*faults)
     return changed
 
 
@@ -67,7 +65,7 @@ def check_all(*checks: Callable[[], object]) -> None:
         except OverridesRefused as error:
             faults += error.faults
     if faults:
-        raise OverridesRefused(faults)
+        raise OverridesRefused(*faults)
 
 
 def type_faults(settings: object, section: str, hidden: Collection[str] = ()) -> list[str]:

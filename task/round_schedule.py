@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from atoll.ground.faults import Refused, faults_in
 from atoll.task.overrides import OverridesRefused, type_faults
 
 FIELDS = {
@@ -60,7 +61,7 @@ class RoundSchedule:
     def __post_init__(self) -> None:
         faults = type_faults(self, "schedule", hidden=("values", "rounds_from"))
         if faults := faults or list(self._faults()):
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
 
     def _faults(self) -> Iterator[str]:
         if self.kind not in FIELDS:
@@ -163,11 +164,9 @@ def read_schedule(where: str, table: Mapping[str, Any]) -> RoundSchedule:
         if not isinstance(table.get(name, []), list | tuple)
     ]
     if faults:
-        raise OverridesRefused(faults)
+        raise OverridesRefused(*faults)
     given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     try:
         return RoundSchedule(**given)
     except ValueError as error:
-        raise OverridesRefused(
-            [f"{where}: {fault.removeprefix('schedule.')}" for fault in str(error).split("; ")]
-        ) from None
+        raise OverridesRefused(*(f"{where}: {fault.removeprefix('schedule.')}" for fault in faults_in(error))) from None

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from atoll.ground.faults import Refused
 from atoll.ground.process.loading import loading
 from atoll.plugins.reference import ReferenceNotFound, is_file, load_module, split
 from atoll.task.algorithm import Algorithm, algorithm_faults
@@ -129,7 +130,7 @@ class Task:
     def __post_init__(self) -> None:
         faults = list(_faults(self))
         if faults:
-            raise ValueError("Task: " + "; ".join(faults))
+            raise Refused(*(f"Task: {fault}" for fault in faults))
         object.__setattr__(self, "sites", tuple(self.sites))
         otherwise = context_of(self)
         for name in ("model", "data", "loss", "test_data", "fit", "statistics"):

@@ -38,9 +38,20 @@ NoLive = Annotated[
     bool, typer.Option("--no-live", help="Follow no run: a page changes when it is loaded again.", show_default=False)
 ]
 
+Control = Annotated[
+    bool,
+    typer.Option(
+        "--control",
+        help="Also offer forms that pause, resume and stop runs, ask for statistics, and invite and revoke members, "
+        "with your credential; without it nothing is changed.",
+    ),
+]
 
-def dashboard(places: Places = None, listen: Listen = "", open_: Open = False, no_live: NoLive = False) -> None:
-    """Show runs, rounds, sites and members as pages in a browser. It reads, and changes nothing.
+
+def dashboard(
+    places: Places = None, listen: Listen = "", open_: Open = False, control: Control = False, no_live: NoLive = False
+) -> None:
+    """Show runs, rounds, sites and members as pages in a browser. It reads and, without --control, changes nothing.
 
     It prints a link that opens a session once, within ten minutes; `atoll dashboard link` prints another one. Every
     page is also JSON, at the same address with `.json` at its end. The process has a low priority, and ends with a
@@ -55,7 +66,7 @@ def dashboard(places: Places = None, listen: Listen = "", open_: Open = False, n
         if places == [LINK] and not Path(LINK).exists():
             say(listener.another_link(listen, listener.runtime_folder(), time.time()))
             return
-        _serve(places or [], listen or listener.DEFAULT, open_=open_, is_live=not no_live)
+        _serve(places or [], listen or listener.DEFAULT, open_=open_, is_live=not no_live, is_controlled=control)
     except AtollError as error:
         raise CommandError(*error.faults) from None
 
@@ -70,7 +81,7 @@ def _check_packages() -> None:
         )
 
 
-def _serve(places: list[str], listen: str, *, open_: bool, is_live: bool) -> None:
+def _serve(places: list[str], listen: str, *, open_: bool, is_live: bool, is_controlled: bool) -> None:
     from atoll.cli import log
     from atoll.dashboard.process import serve
     from atoll.protocol.signals import call_at_end
@@ -86,4 +97,4 @@ def _serve(places: list[str], listen: str, *, open_: bool, is_live: bool) -> Non
     def ends(end: "Callable[[], object]") -> None:
         call_at_end(end, "stopped by %s: the dashboard ends")
 
-    serve(places, listen, is_live=is_live, ready=ready, ends=ends)
+    serve(places, listen, is_live=is_live, is_controlled=is_controlled, ready=ready, ends=ends)

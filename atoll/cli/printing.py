@@ -70,12 +70,6 @@ def cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
 
 
-def shortened(text: str, num_letters: int = 80) -> str:
-    """Return the first `num_letters` letters of a text of any length, as one line."""
-    line = " ".join(text.split())
-    return line if len(line) <= num_letters else line[: num_letters - 1].rstrip() + "…"
-
-
 def clock(at: float | None) -> str:
     """Return an instant, in seconds since the epoch, as date and local time."""
     return "-" if at is None else datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")

@@ -5,11 +5,13 @@ owner alone can read, so `atoll dashboard link` makes links without calling the 
 A session is a cookie, of which the process keeps the digest alone; sessions end with the process.
 """
 
+import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -28,12 +30,18 @@ SESSIONS_MAX = 1_000
 
 LOGIN = "/login"
 
+VISITOR = "atoll.visitor"
+"""The key of the visitor in the scope of a request."""
+
+CHECK_S = 0.25
+"""Seconds between two checks of the visitor of an answer that lasts, such as a stream."""
+
 HEADERS: Mapping[str, str] = {
     "content-security-policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     "worker-src 'self'; img-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # `no-referrer` makes a browser send the Origin `null` with a form
     "cache-control": "no-store",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -95,21 +103,108 @@ class Sessions:
         return self._open.get(_digest(cookie), 0.0) > now
 
 
-class Guard:
-    """Check of each request before the pages see it: Host, method and session; and the headers of each answer.
-
-    It is plain ASGI: a middleware that buffers would break the end of a stream.
+@dataclass(frozen=True)
+class Visitor:
+    """Person who looks.
 
     Args:
-        app: the pages.
+        key: the secret or the name that their forms are bound to.
+        name: their name; empty: the owner of this process.
+        role: their role; empty: the one of the process's credential.
+    """
+
+    key: bytes
+    name: str = ""
+    role: str = ""
+
+
+class Refused(Exception):
+    """Refusal of a request; the text says why."""
+
+
+Headers = Sequence[tuple[str, str]]
+
+
+class Door(Protocol):
+    """Way by which visitors come in: on loopback with a link."""
+
+    scheme: str
+    """`http` or `https`, as browsers see it."""
+
+    def check_host(self, host: str) -> None:
+        """Check a value of `Host`, in lower case; raises Refused."""
+
+    def visitor(self, scope: Scope, headers: Headers) -> Visitor | None:
+        """Return the visitor of a request; None: the page of the login, which needs none; raises Refused."""
+
+
+class LoopbackDoor:
+    """Door for browsers on this machine: a link opens a session, whose cookie each request has.
+
+    Args:
         sessions: the sessions.
         hosts: the values of `Host` that name the listener, in lower case.
         clock: returns the time [s since the epoch].
         cookie: the name of the cookie; each port has its own, as browsers do not part cookies by port.
     """
 
-    def __init__(self, app: App, sessions: Sessions, hosts: set[str], clock: Callable[[], float], cookie: str) -> None:
-        self._app, self._sessions, self._hosts, self._clock, self._cookie = app, sessions, hosts, clock, cookie
+    scheme = "http"
+
+    def __init__(self, sessions: Sessions, hosts: set[str], clock: Callable[[], float], cookie: str) -> None:
+        self._sessions, self._hosts, self._clock, self.cookie = sessions, hosts, clock, cookie
+
+    def opened_by(self, token: str) -> str | None:
+        """Return the cookie of a new session; None: the link is not of this process, too old, or used."""
+        return self._sessions.opened_by(token, self._clock())
+
+    def check_host(self, host: str) -> None:
+        """Check a value of `Host`: another name that resolves to loopback is another page's (DNS rebinding)."""
+        if host not in self._hosts:
+            raise Refused(f"this address is not the dashboard's: open {sorted(self._hosts)[0]}")
+
+    def visitor(self, scope: Scope, headers: Headers) -> Visitor | None:
+        """Return the owner of this process, by the cookie of a session."""
+        if scope["path"] == LOGIN:
+            return None
+        values = [value for name, value in headers if name == "cookie"]
+        cookies = dict(part.strip().partition("=")[::2] for value in values for part in value.split(";"))
+        cookie = cookies.get(self.cookie, "")
+        if not self._sessions.knows(cookie, self._clock()):
+            raise Refused("there is no session: `atoll dashboard link` prints a link that opens one")
+        return Visitor(_digest(cookie))
+
+
+class Forms:
+    """Tokens of forms, each bound to a visitor: a page of another origin can neither read nor guess one."""
+
+    def __init__(self) -> None:
+        self._key = new_key()
+
+    def token(self, visitor: Visitor) -> str:
+        """Return the token of a visitor's forms."""
+        return hmac.new(self._key, visitor.key, hashlib.sha256).hexdigest()
+
+    def check(self, visitor: Visitor, token: str) -> None:
+        """Check the token that a form has sent; raises Refused."""
+        if not hmac.compare_digest(token.encode("utf-8", "surrogatepass"), self.token(visitor).encode()):
+            raise Refused("the form is of another session: load its page again")
+
+
+class Guard:
+    """Check of each request before the pages see it: Host, method, Origin and visitor; and the headers of each answer.
+
+    It is plain ASGI: a middleware that buffers would break the end of a stream. An answer that lasts ends when its
+    visitor may no longer look.
+
+    Args:
+        app: the pages.
+        door: the way by which visitors come in.
+        is_controlled: whether POST is allowed.
+    """
+
+    def __init__(self, app: App, door: Door, *, is_controlled: bool = False) -> None:
+        self._app, self._door = app, door
+        self._methods = ("GET", "HEAD", "POST") if is_controlled else ("GET", "HEAD")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -119,40 +214,58 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
+        is_begun = is_complete = False
 
         async def guarded(message: Message) -> None:
+            nonlocal is_begun, is_complete
             if message["type"] == "http.response.start":
+                is_begun = True
                 ours = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
                 kept = [(name, value) for name, value in message["headers"] if name.decode().lower() not in HEADERS]
                 message = {**message, "headers": [*kept, *ours]}
+            elif message["type"] == "http.response.body":
+                is_complete = not message.get("more_body", False)
             await send(message)
 
-        if fault := self._fault(scope):
-            await _refuse(fault, guarded, with_body=scope["method"] != "HEAD")
-            return
-        await self._app(scope, receive, guarded)
+        try:
+            visitor = self._admitted(scope)
+            await self._while_admitted(scope, self._app({**scope, VISITOR: visitor}, receive, guarded))
+        except Refused as refused:
+            if not is_begun:
+                await refuse(str(refused), guarded, with_body=scope["method"] != "HEAD")
+            elif not is_complete:
+                await send({"type": "http.response.body", "body": b""})
 
-    def _fault(self, scope: Scope) -> str:
-        """Return why a request is refused; empty: it is not."""
+    async def _while_admitted(self, scope: Scope, answer: Awaitable[None]) -> None:
+        """Wait for an answer, and check its visitor meanwhile; raises Refused."""
+        task = asyncio.ensure_future(answer)
+        try:
+            while not (await asyncio.wait([task], timeout=CHECK_S))[0]:
+                if scope["method"] != "POST":  # what was begun ends with its answer
+                    self._admitted(scope)
+            await task
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+
+    def _admitted(self, scope: Scope) -> Visitor | None:
+        """Return the visitor of a request; None: the page of the login; raises Refused."""
         headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
         hosts = [value.lower() for name, value in headers if name == "host"]
-        if len(hosts) != 1 or hosts[0] not in self._hosts:
-            return f"this address is not the dashboard's: open {sorted(self._hosts)[0]}"
-        if scope["method"] not in ("GET", "HEAD"):
-            return "these pages are read only: only GET is allowed"
-        origins = [value for name, value in headers if name == "origin"]
-        if any(origin.removeprefix("http://") not in self._hosts for origin in origins):
-            return "the request comes from a page of another origin"
-        if scope["path"] == LOGIN:
-            return ""
-        values = [value for name, value in headers if name == "cookie"]
-        cookies = dict(part.strip().partition("=")[::2] for value in values for part in value.split(";"))
-        if not self._sessions.knows(cookies.get(self._cookie, ""), self._clock()):
-            return "there is no session: `atoll dashboard link` prints a link that opens one"
-        return ""
+        if len(hosts) != 1:
+            raise Refused("the request needs one Host")
+        self._door.check_host(hosts[0])
+        if scope["method"] not in self._methods:
+            raise Refused("these pages are read only: only GET is allowed")
+        origins = [value.lower() for name, value in headers if name == "origin"]
+        if origins != [f"{self._door.scheme}://{hosts[0]}"] and (origins or scope["method"] == "POST"):
+            raise Refused("the request comes from a page of another origin")
+        return self._door.visitor(scope, headers)
 
 
-async def _refuse(fault: str, send: Send, *, with_body: bool) -> None:
+async def refuse(fault: str, send: Send, *, with_body: bool = True) -> None:
+    """Answer a request with its refusal."""
     headers = [(b"content-type", b"text/plain; charset=utf-8")]
     await send({"type": "http.response.start", "status": 403, "headers": headers})
     await send({"type": "http.response.body", "body": f"{fault}\n".encode() if with_body else b""})

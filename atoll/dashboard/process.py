@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from atoll.dashboard.access import Sessions, new_key, new_token
+from atoll.dashboard.access import LoopbackDoor, Sessions, new_key, new_token
 from atoll.dashboard.app import Dashboard
 from atoll.dashboard.listener import announced, bound, listener_of, runtime_folder
 from atoll.dashboard.sources import sources
@@ -51,6 +51,7 @@ def serve(
     listen: str,
     *,
     is_live: bool,
+    is_controlled: bool,
     ready: Callable[[str, str], None],
     ends: Callable[[Callable[[], object]], object],
 ) -> None:
@@ -60,6 +61,7 @@ def serve(
         places: the places; empty: those of the current folder.
         listen: the address.
         is_live: whether pages change by themselves.
+        is_controlled: whether there are forms that change runs and members.
         ready: is told the address and a link that works once, when the pages can be opened.
         ends: is given the function that begins the end, within the running loop.
 
@@ -70,9 +72,9 @@ def serve(
     wanted, found = listener_of(listen), sources(places)
     listening, here = bound(wanted)
     key = new_key()
-    dashboard = Dashboard(found, Sessions(key), here.cookie, is_live=is_live)
+    door = LoopbackDoor(Sessions(key), here.hosts, time.time, here.cookie)
     config = uvicorn.Config(
-        dashboard.app(here.hosts),
+        Dashboard(found, is_live=is_live, is_controlled=is_controlled).app(door),
         log_level="warning",
         log_config=None,
         access_log=False,

@@ -1,16 +1,26 @@
 """The places that a dashboard shows, and what it reads of them through the Python interface."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from atoll.dashboard.pages.audit import Proof
 from atoll.dashboard.pages.runs import OfPlace
+from atoll.interface.audit import soundness
 from atoll.interface.deployed import DeployedRun, Federation
 from atoll.interface.errors import AtollError
 from atoll.interface.places import Simulations, place, places_here
 from atoll.interface.simulated import SimulatedRun
 
 Document = Mapping[str, Any]
+
+AGAIN_S, REST = 10.0, 10
+"""Least seconds between two verifications of a log, and as a multiple of the duration of one."""
+
+WAIT_S = 0.2
+"""Seconds for which a page waits for a verification."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,8 @@ class Source:
     number: int
     label: str
     place: Federation | Simulations
+    verdicts: "Verdicts" = field(default_factory=lambda: Verdicts(), repr=False, compare=False)
+    """The newest verdict on its log."""
 
     def runs(self) -> Sequence[Document]:
         """Return the runs, as `atoll run list --json` has them, the newest last.
@@ -55,9 +67,28 @@ class Source:
             return self.place
         raise AtollError(f"{self.label} is a folder of simulations: a coordinator's runs alone have this page")
 
+    @property
+    def is_controlled(self) -> bool:
+        """Whether `controlled` returns a coordinator."""
+        return isinstance(self.place, Federation) and "://" not in self.label
+
+    def controlled(self) -> Federation:
+        """Return the coordinator whose runs and members can be changed.
+
+        Raises:
+            AtollError: the place is a database, which does not tell where its coordinator is, or none of a coordinator.
+        """
+        if "://" in self.label:
+            raise AtollError("a database is read alone: name its coordinator's state directory, or HOST:PORT")
+        return self.federation()
+
     def deployed(self, run: str) -> DeployedRun:
         """Return a run of the coordinator; errors as `federation`."""
         return self.federation().known_run(run)
+
+    def proof(self) -> Proof:
+        """Return the newest verdict on the log of the place, verified beside; errors as `federation`."""
+        return self.verdicts.newest(self.federation().audit_verdict)
 
     def simulated(self, run: str) -> SimulatedRun | None:
         """Return a simulated run; None: the place is a coordinator.
@@ -66,6 +97,42 @@ class Source:
             AtollError: there is no such run.
         """
         return self.place.run(run) if isinstance(self.place, Simulations) else None
+
+
+class Verdicts:
+    """Verdicts on the log of one place: it is verified on a thread, as that takes long for a long log.
+
+    At most one verification runs; the next one begins `AGAIN_S`, or `REST` times its duration, after the last one.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._thread = threading.Lock(), threading.Thread()
+        self._found, self._next = Proof(), 0.0
+
+    def newest(self, verify: Callable[[], Document]) -> Proof:
+        """Return the newest verdict; a verification that is due begins, and has `WAIT_S` to end.
+
+        Args:
+            verify: returns the verdict of now; raises AtollError.
+        """
+        with self._lock:
+            if not self._thread.is_alive() and time.monotonic() >= self._next:
+                self._thread = threading.Thread(target=self._verify, args=(verify,), name="verdict", daemon=True)
+                self._thread.start()
+            thread = self._thread
+        if thread.ident is not None:
+            thread.join(WAIT_S)
+        return self._found
+
+    def _verify(self, verify: Callable[[], Document]) -> None:
+        begun = time.monotonic()
+        try:
+            verdict = verify()
+            self._found = Proof(time.time(), verdict, soundness(verdict["num_faults"], verdict["first"]))
+        except AtollError as error:
+            self._found = Proof(sentence=" ".join(error.faults))
+        took = time.monotonic() - begun
+        self._next = time.monotonic() + max(AGAIN_S, REST * took)
 
 
 def _simulated(folder: Simulations, name: str) -> Document:

@@ -20,9 +20,14 @@ from atoll.task.task import Task
 
 if TYPE_CHECKING:
     from atoll.operations.following import Ending
+    from atoll.protocol.atoll_pb2 import RunReply
+    from atoll.protocol.identity.names import Role
     from atoll.task.arrays import Arrays
 
 Answer = TypeVar("Answer")
+
+AWAY = 75
+"""The code of an `AtollError` whose cause passes: a database or a coordinator is away."""
 
 
 @one_error()
@@ -142,17 +147,70 @@ class Federation:
         found: Mapping[str, Any] = self._view("statistics", number=number)
         return found
 
+    @property
+    def alerts(self) -> Table:
+        """The conditions that hold now, the critical ones first: condition, subject, run, level, sentence, docs.
+
+        They are the rules of `docs/operations/rules.yml` on the coordinator's records, and what `[notify]` reports.
+        """
+        try:
+            return Table(self._view("alerts"))
+        except AtollError as error:
+            if error.code != AWAY:
+                raise
+            row = {"condition": "AtollJournalAway", "subject": str(self._state), "run": "", "level": "critical"}
+            return Table([row | {"sentence": " ".join(error.faults), "docs": "docs/monitoring.md#atolljournalaway"}])
+
+    def audit(self, *, count: int = 20, action: str = "", actor: str = "", before: int = 0) -> Mapping[str, Any]:
+        """Return the newest events of the audit log and its newest checkpoint, as `atoll audit show --json`.
+
+        Args:
+            count: the largest number of events.
+            action: the action of the events, or a part of it up to a dot; empty: any.
+            actor: the actor of the events; empty: any.
+            before: the number of the line before which the events lie; 0: at the end.
+
+        Raises:
+            AtollError: there is no log, or the coordinator refuses.
+        """
+        from atoll.operations.audit import newest_events, opened_log
+
+        check_whole("count", count, 1)
+        check_whole("before", before, 0, 2**53)
+
+        def read() -> Mapping[str, Any]:
+            with opened_log(self._state) as source:
+                return newest_events(source, count, action=action, actor=actor, before=before)
+
+        return self._answer(read)
+
+    def audit_verdict(self) -> Mapping[str, Any]:
+        """Verify the whole audit log; return the verdict, as `atoll audit verify --json`; errors as `audit`."""
+        from atoll.operations.audit import opened_log, verified_log
+
+        def read() -> Mapping[str, Any]:
+            with opened_log(self._state) as source:
+                return verified_log(source)[1]
+
+        return self._answer(read)
+
     def invite(self, name: str, *, role: str = "client", hours: float = 24.0) -> str:
         """Return a join code, which makes its bearer a member under this name, once; errors as `start`."""
         from atoll.operations import admin
-        from atoll.protocol.identity.names import Role
 
         check_text("name", name)
         check_between("hours", hours, 0.001, 720)
-        if role not in [str(each) for each in Role]:
-            raise AtollError(f"role: got {role!r}; allowed: {', '.join(map(str, Role))}")
-        reply = self._answer(lambda: admin.invite(self._state, Role(role), name, hours * 3600))
+        of = _role(role)
+        reply = self._answer(lambda: admin.invite(self._state, of, name, hours * 3600))
         return str(reply.join_code)
+
+    def revoke(self, name: str, *, role: str = "client") -> None:
+        """Revoke a member: its certificates and join codes become invalid, its open calls end; errors as `start`."""
+        from atoll.operations.members import revoke_member
+
+        check_text("name", name)
+        of = _role(role)
+        self._answer(lambda: revoke_member(self._state, of, name))
 
     def _view(self, view: str, *, run: str = "", number: int = 0, paging: Paging = ALL) -> Any:
         from atoll.operations.views import read_view
@@ -176,6 +234,15 @@ class Federation:
 
     def _repr_html_(self) -> str:
         return self.runs._repr_html_()
+
+
+def _role(role: str) -> "Role":
+    """Check that there is such a role, and return it; raises AtollError."""
+    from atoll.protocol.identity.names import Role
+
+    if role not in [str(each) for each in Role]:
+        raise AtollError(f"role: got {role!r}; allowed: {', '.join(map(str, Role))}")
+    return Role(role)
 
 
 class DeployedRun:
@@ -267,6 +334,11 @@ class DeployedRun:
         check_whole("rounds", rounds, 1, 300)
         found: Mapping[str, Any] = self._view("fates", number=rounds)
         return found
+
+    def sums(self, rounds: int = 24) -> Table:
+        """Return the secure sums of the newest rounds, a row each: stage, members, and how many have sent what."""
+        check_whole("rounds", rounds, 1, 300)
+        return Table(self._view("sums", number=rounds)["rows"])
 
     @property
     def site_metrics(self) -> Mapping[str, Any]:
@@ -362,22 +434,22 @@ class DeployedRun:
         with asking(federation._named):
             yield from items(self.run_id, federation._state, federation._database, after, ending=ending)
 
-    def pause(self, reason: str = "") -> None:
-        """Pause the run before its next round; errors as `Federation.start`."""
+    def pause(self, reason: str = "") -> str:
+        """Pause the run before its next round, and return its state as a sentence; errors as `Federation.start`."""
         from atoll.operations import admin
 
         check_text("reason", reason)
-        self._federation._answer(lambda: admin.pause(self._federation._state, self.run_id, reason))
+        return self._changed(lambda: admin.pause(self._federation._state, self.run_id, reason))
 
-    def stop(self, reason: str = "") -> None:
-        """Stop the run, for a reason that its record keeps; errors as `Federation.start`."""
+    def stop(self, reason: str = "") -> str:
+        """Stop the run, for a reason that its record keeps; returns and raises as `pause`."""
         from atoll.operations import admin
 
         check_text("reason", reason)
-        self._federation._answer(lambda: admin.stop(self._federation._state, self.run_id, reason))
+        return self._changed(lambda: admin.stop(self._federation._state, self.run_id, reason))
 
-    def resume(self, *, rounds: int | None = None, set: Mapping[str, Any] | None = None) -> None:
-        """Continue a paused run, or reopen an ended one; errors as `Federation.start`.
+    def resume(self, *, rounds: int | None = None, set: Mapping[str, Any] | None = None) -> str:
+        """Continue a paused run, or reopen an ended one; returns and raises as `pause`.
 
         Args:
             rounds: the rounds of the run from now on; None: as before.
@@ -389,8 +461,30 @@ class DeployedRun:
             check_whole("rounds", rounds, 1)
         with one_error():
             overrides = overrides_of(set)
-        federation = self._federation
-        federation._answer(lambda: resume_run(self.run_id, federation._state, overrides, rounds=plain_of(rounds)))
+        state = self._federation._state
+        return self._changed(lambda: resume_run(self.run_id, state, overrides, rounds=plain_of(rounds)))
+
+    def statistics(self, *, deadline: float = 300.0) -> Mapping[str, Any]:
+        """Ask the connected sites of the run's task for statistics of their data, by the settings of the run.
+
+        Args:
+            deadline: seconds in which sites may answer.
+
+        Raises:
+            AtollError: no site can be asked, or no coordinator answers.
+        """
+        from atoll.operations.runs import collect_again
+
+        check_between("deadline", deadline, 0.1, 86_400)
+        at = self._federation
+        number = at._answer(lambda: collect_again(self.run_id, at._state, at._database, deadline))
+        return at.statistics(number=number)
+
+    def _changed(self, call: "Callable[[], RunReply]") -> str:
+        """Return the answer to a change as a sentence."""
+        from atoll.operations.runs import sentence_of
+
+        return sentence_of(self._federation._answer(call))
 
     def _view(self, view: str, *, number: int = 0, paging: Paging = ALL) -> Any:
         return self._federation._view(view, run=self.run_id, number=number, paging=paging)

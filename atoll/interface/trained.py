@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll.ground.faults import faults_in
 from atoll.interface.arguments import folder_of
 from atoll.interface.errors import AtollError, one_error
 from atoll.interface.overrides import plain_table, words_of
@@ -81,7 +82,7 @@ def _request(of_call: Named, mesh: str | None, folder: Path, device: str, overri
     try:
         num_ranks = 1 if mesh is None else parse_mesh(mesh, replicate=True).size
     except ValueError as error:
-        raise AtollError(*str(error).split("; ")) from None
+        raise AtollError(*faults_in(error)) from None
     if num_ranks > 1 and of_call.is_of_a_cell:
         raise AtollError(f"mesh: got {mesh!r}: {IN_NO_FILE}, or use one")
     nproc = num_ranks if num_ranks > 1 else None

@@ -9,6 +9,7 @@ from typing import Any
 import tomli_w
 
 from atoll.flower.app import FlowerApp, read_app
+from atoll.ground.faults import faults_in
 from atoll.operations.faults import CommandError, without_frames
 from atoll.operations.reporter import note, waiting_for
 from atoll.operations.worker_check import worker_of
@@ -58,7 +59,7 @@ def checked_app(reference: str, options: Mapping[str, Any]) -> FlowerApp:
     try:
         app.run_config(options)
     except ValueError as error:
-        raise CommandError(*str(error).split("; ")) from error
+        raise CommandError(*faults_in(error)) from error
     return app
 
 

@@ -1,13 +1,16 @@
-"""The members of a coordinator: asked of it, or read from its state directory while no process listens."""
+"""The members of a coordinator: listed by it, or read from its state directory while no process listens; revoked."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from atoll.ground.printable import instead_of
 from atoll.operations import admin
 from atoll.operations.faults import CommandError
 from atoll.operations.place import is_elsewhere
 from atoll.operations.reporter import note
 from atoll.operations.views import reading
+from atoll.protocol.identity.names import Role
 
 
 def members_of(state: Path) -> list[dict[str, Any]]:
@@ -41,3 +44,42 @@ def members_of(state: Path) -> list[dict[str, Any]]:
 
 def _row(role: str, name: str, standing: str, since: float, expires_at: float | None) -> dict[str, Any]:
     return {"role": role, "name": name, "standing": standing, "since": since, "expires_at": expires_at}
+
+
+def revoke_member(state: Path, role: Role, name: str, *, made_by_hand: bool = False) -> bool:
+    """Revoke a member, and return whether it was in the list of members.
+
+    Args:
+        state: the coordinator's state directory.
+        role: the role of the member.
+        name: the name of the member.
+        made_by_hand: also revoke a name that is in no list, as its certificate was made by `atoll authority issue`.
+
+    Raises:
+        CommandError: no member has this name, or as `admin.ask`.
+    """
+    admin.check_member(role, name)
+    rows = admin.members(state).members
+    is_known = any((row.role, row.name) == (role, name) for row in rows)
+    if not is_known and not made_by_hand:
+        raise CommandError(*unknown_member(role, name, {(Role(row.role), row.name): row.standing for row in rows}))
+    admin.revoke(state, role, name)
+    return is_known
+
+
+def unknown_member(role: Role, name: str, standings: Mapping[tuple[Role, str], str]) -> tuple[str, str]:
+    """Return the refusal to revoke a name that no member has, with the names that it may stand for.
+
+    Args:
+        role: the role of the name.
+        name: the name.
+        standings: the standing of each member.
+    """
+    others = [other for other, known in standings if known == name and other is not role]
+    names = sorted(known for (other, known), standing in standings.items() if other is role and standing != "revoked")
+    elsewhere = f"; {name} is {' and '.join(others)} here (--role ROLE)" if others else ""
+    return (
+        f"no {role} {name!r} was invited or enrolled here, so nothing is revoked{elsewhere}{instead_of(name, names)}",
+        "a certificate that was made by hand (`atoll authority issue`) may be listed nowhere: "
+        "`atoll client revoke --made-by-hand` revokes it all the same",
+    )

@@ -8,7 +8,7 @@ from atoll.operations.place import is_elsewhere
 
 if TYPE_CHECKING:
     from atoll.protocol.atoll_pb2 import RunReply
-    from atoll.server.config.run import RunFile
+    from atoll.server.config.run import RunConfig, RunFile
 
 
 def start_run(what: str, state: Path | None, overrides: Sequence[str]) -> "RunReply":
@@ -45,15 +45,45 @@ def collect(what: str, state: Path | None, overrides: Sequence[str], deadline: f
         overrides: settings of the run, `key=value`.
         deadline: seconds in which sites may answer.
     """
-    from atoll.operations import admin
     from atoll.operations.load import state_of
-    from atoll.protocol.settings import effective
 
     file = _file_of(what, state, overrides)
-    secure = file.run.secure  # its sum takes stages after the deadline for the sites' keys
-    longer = 0.0 if secure is None else 5 * secure.attempts * secure.stage_timeout
     where = state_of(file, what, state)
-    return where, admin.collect_statistics(where, effective(file.run), deadline, longer)
+    return where, _collected(where, file.run, deadline)
+
+
+def collect_again(run: str, state: Path, database: str, deadline: float) -> int:
+    """Ask the connected sites of a run's task for statistics, by the settings of the run; return the result's number.
+
+    Args:
+        run: id or name of the run.
+        state: the coordinator's state directory.
+        database: URL of the PostgreSQL database, as in `read_view`.
+        deadline: seconds in which sites may answer.
+
+    Raises:
+        CommandError: there is no such run, no answer, or a refusal.
+    """
+    from atoll.operations.views import read_view
+    from atoll.protocol.settings import load_text
+    from atoll.server.config.run import RunFile
+
+    toml = read_view("run", state, database, run=run)["toml"]
+    return _collected(state, load_text(RunFile, toml, name=f"the run {run}").run, deadline)
+
+
+def _collected(state: Path, run: "RunConfig", deadline: float) -> int:
+    from atoll.operations import admin
+    from atoll.protocol.settings import effective
+
+    secure = run.secure  # its sum takes stages after the deadline for the sites' keys
+    longer = 0.0 if secure is None else 5 * secure.attempts * secure.stage_timeout
+    return admin.collect_statistics(state, effective(run), deadline, longer)
+
+
+def sentence_of(reply: "RunReply") -> str:
+    """Return the answer to a change of a run as a sentence."""
+    return f"{reply.run_id} is {reply.state}" + (f": {reply.message}" if reply.message else "")
 
 
 def _planned(what: str, state: Path | None, overrides: Sequence[str]) -> tuple[Path, str]:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from atoll.ground.faults import Refused
 from atoll.task.given import Given
 
 TRAIN, EVALUATE, OWN = "train.", "evaluate.", "flower."
@@ -74,7 +75,7 @@ class Terms:
             else:
                 unknown.append(f"local.{key}: unknown key (known: train.NAME and evaluate.NAME of the configs)")
         if unknown:
-            raise ValueError("; ".join(unknown))
+            raise Refused(*unknown)
         own["casts"] = dict(text.rpartition("=")[::2] for text in own.get("casts", ()))
         own["order"] = tuple(own.get("order", ()))
         return cls(configs[TRAIN], configs[EVALUATE], **own)

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from atoll.ground.faults import Refused
+
 WIRES = ("fp32", "fp16", "bf16")
 """The dtypes in which pseudo-gradients are sent."""
 
@@ -58,7 +60,7 @@ class OuterConfig:
         if faults := [
             f"outer.{name}: {rule}, got {getattr(self, name)!r}" for is_met, name, rule in rules if not is_met
         ]:
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
 
 
 def parse_outer(text: str) -> OuterConfig | None:
@@ -89,5 +91,5 @@ def parse_outer(text: str) -> OuterConfig | None:
         except (ValueError, KeyError):
             faults.append(f"outer.{name}: {given!r} is not a {name}")
     if faults:
-        raise ValueError("; ".join(faults))
+        raise Refused(*faults)
     return OuterConfig(method=method, steps=int(steps), **values)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from atoll.ground.faults import Refused
 from atoll.ground.printable import count_of
 from atoll.ground.process.forking import reopen_files
 from atoll.parallel.data.batch import Batch, count_units, in_parts, map_tensors
@@ -74,7 +75,7 @@ class Loader:
             (num_workers >= 0, f"num_workers: must not be negative, got {num_workers}"),
         ]
         if faults := [fault for is_met, fault in rules if not is_met]:
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
         self.order = order
         self._dataset, self._rank, self._count = dataset, rank, count
         self._may_list = collate_of(dataset) is not None

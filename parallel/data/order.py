@@ -24,6 +24,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
+from atoll.ground.faults import Refused
 from atoll.ground.printable import count_of
 from atoll.parallel.data.division import Last, Sampling
 from atoll.parallel.data.shards import Take, generator, sharded, shuffled
@@ -76,7 +77,7 @@ class Order:
     def __post_init__(self) -> None:
         faults = [f"{name}: {rule}, got {getattr(self, name)!r}" for is_met, name, rule in _rules(self) if not is_met]
         if faults:
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
 
     @property
     def num_steps(self) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator
 import torch
 from torch import nn
 
+from atoll.ground.faults import Refused
 from atoll.ground.printable import count_of
 from atoll.parallel.communication.hooks import HookState, register
 from atoll.parallel.communication.outer import Outer, make_outer
@@ -58,7 +59,7 @@ def check_model(model: nn.Module, plan: Plan, *, batch_size: int | None = None) 
             f"at least {mesh.dp * plan.microbatches}"
         )
     if faults:
-        raise ValueError("; ".join(faults))
+        raise Refused(*faults)
 
 
 def _faults_of_tensor_parallel(model: nn.Module, plan: Plan) -> Iterator[str]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 
+from atoll.ground.faults import Refused
 from atoll.ground.printable import count_of
 
 AXES = ("pp", "dp_replicate", "dp_shard", "tp")
@@ -35,7 +36,7 @@ class Mesh:
             if type(degree) is not int or degree < 1
         ]
         if faults:
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
 
     @property
     def degrees(self) -> Mapping[str, int]:
@@ -94,7 +95,7 @@ def parse_mesh(text: str, *, replicate: bool = False) -> Mesh:
         else:
             degrees[name] = int(degree)
     if faults:
-        raise ValueError("; ".join(faults))
+        raise Refused(*faults)
     return Mesh(**degrees)
 
 

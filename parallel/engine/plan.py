@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from atoll.ground.faults import Refused
 from atoll.parallel.communication.compression import parse_compression
 from atoll.parallel.communication.outer_config import parse_outer
 from atoll.parallel.engine.mesh import Mesh, meshes, parse_mesh
@@ -99,7 +100,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if faults := list(_faults(self)):
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
 
     @property
     def zero_stage(self) -> int:

@@ -67,7 +67,7 @@ def check_shares(shares: Sequence[Share], layout: Layout, where: str) -> None:
         elif (found.dtype, found.shape) != (dtype, share.shape):
             faults.append(f"{share.name} is {found.dtype} {found.shape} in {where}, expected {dtype} {share.shape}")
     if faults:
-        raise TaskMismatch("; ".join(dict.fromkeys(faults)))
+        raise TaskMismatch(*dict.fromkeys(faults))
 
 
 def _flat(local: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
+from atoll.ground.faults import Refused
 from atoll.parallel.checkpoint.export import DTYPES
 from atoll.parallel.checkpoint.state import first_names, local_state
 from atoll.parallel.engine.axes import Axes
@@ -80,7 +81,7 @@ def shares_of(parts: Sequence[nn.Module], axes: Axes | None, tied: Sequence[Sequ
         if (share := share_of(name, tensor, axes, is_further)) is not None:
             shares.append(share)
     if faults:
-        raise ValueError("; ".join(faults))
+        raise Refused(*faults)
     return shares
 
 

@@ -102,7 +102,7 @@ def write_part(
         file.flush()
         os.fsync(file.fileno())
     if wrong:
-        raise NotFinite("; ".join(wrong))
+        raise NotFinite(*wrong)
     return tuple(pieces)
 
 

@@ -227,7 +227,7 @@ class MeshBench:
 
     def _check_plan(self) -> None:
         if faults := [*plan_faults(self._plan)]:
-            raise TaskBroken("; ".join(faults))
+            raise TaskBroken(*faults)
 
     @contextmanager
     def _passing(self, private: PrivateRound | None, model: MeshModel, request: Json) -> Iterator[PrivatePasses | None]:
@@ -310,7 +310,7 @@ class MeshBench:
         if self._fitting == (self._here.task, local, algorithm):
             return
         if faults := faults_of_mesh(self._here.task, local, algorithm, self._plan):
-            raise TaskBroken("; ".join(faults))
+            raise TaskBroken(*faults)
         self._fitting = self._here.task, local, algorithm
 
     def _training_data(self) -> Any:

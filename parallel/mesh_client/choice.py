@@ -6,6 +6,7 @@ from functools import partial
 from math import gcd
 from typing import Any
 
+from atoll.ground.faults import faults_in
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import AUTO, Plan, possible_plans
@@ -72,7 +73,7 @@ def choice_for(
             faults_of=partial(faults_of_mesh, task, local, algorithm),
         )
     except ValueError as error:
-        raise TaskBroken(str(error)) from error
+        raise TaskBroken(*faults_in(error)) from error
 
 
 def _smallest(ranks: Ranks, device: str) -> Machine:

@@ -59,7 +59,7 @@ def read_base(base: Matched | None, shares: Sequence[Share], names: frozenset[st
         return
     mine = [share for share in shares if share.name in names]
     if faults := [fault for share in mine for fault in base.read(share.name, share.slices, share.local)]:
-        raise BaseRefused("; ".join(faults))
+        raise BaseRefused(*faults)
 
 
 class FrozenTensors:

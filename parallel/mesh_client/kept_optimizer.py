@@ -75,7 +75,7 @@ def store_state(shards: Sequence[Shard], local: Local, own_out: Path) -> None:
                 piece = Piece(prefix_of(local, STEP) + share.name, "F32", (), (), "")
                 wrong += _written(file, piece, local_of(state[STEP]))
     if wrong:
-        raise NotFinite("; ".join(wrong))
+        raise NotFinite(*wrong)
 
 
 def _written(file: BoxWriter, piece: Piece, values: torch.Tensor) -> list[str]:

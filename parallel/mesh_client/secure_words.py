@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from atoll.ground.durable import remove
+from atoll.ground.faults import faults_in
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.mesh_client.crash_points import reached
 from atoll.parallel.mesh_client.together import together
@@ -95,7 +96,7 @@ def encode_parts(
         try:
             return measure_part(path, mine) if mine else (encode.Measured(0.0, {}), [])
         except encode.NotFinite as fault:
-            raise NotFinite(str(fault)) from fault
+            raise NotFinite(*faults_in(fault)) from fault
 
     measures, boxes = _of_all(ranks, *together(ranks, measure))
     found = encode.merged(measures)

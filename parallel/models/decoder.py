@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from atoll.ground.faults import Refused
 from atoll.parallel.engine.blueprint import Blueprint, Styles
 
 
@@ -50,7 +51,7 @@ class DecoderConfig:
             if not is_met
         ]
         if faults:
-            raise ValueError("DecoderConfig: " + "; ".join(faults))
+            raise Refused(*(f"DecoderConfig: {fault}" for fault in faults))
 
     @property
     def hidden(self) -> int:

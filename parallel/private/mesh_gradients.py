@@ -125,7 +125,7 @@ class MeshGradients:
         }
         self._modules = {name: layer.module for name, layer in self._layers.items()}
         if faults := [*self._faults()]:
-            raise NotCaptured("; ".join(faults))
+            raise NotCaptured(*faults)
 
     def _faults(self) -> Iterator[str]:
         """Yield a sentence for each layer whose parameters another pass would need, and cannot have on this mesh."""

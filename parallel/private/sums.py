@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from atoll.ground.faults import faults_in
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.step import Engine
@@ -80,7 +81,7 @@ def try_whole(
                 faults.append(str(error))
     faults = list(dict.fromkeys(fault for found in ranks.gather(faults) for fault in found))
     if faults:
-        raise TaskBroken("; ".join(faults))
+        raise TaskBroken(*faults)
 
 
 def sums_of(engine: Engine, of: Guarded) -> Sums:
@@ -105,4 +106,4 @@ def sums_of(engine: Engine, of: Guarded) -> Sums:
             agreement=agreement,
         )
     except NotCaptured as error:
-        raise TaskBroken(str(error)) from error
+        raise TaskBroken(*faults_in(error)) from error

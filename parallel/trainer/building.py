@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from atoll.ground.faults import faults_in
 from atoll.parallel.checkpoint.ranks import Ranks, patient_ranks
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blank import give_memory
@@ -68,13 +69,13 @@ def build(job: Job, start: Start | None) -> Built:
             return Built(model, tied, blank=blank, aliases=aliases, start=start, forms=forms_of(model), base=base)
     model = seeded(job)()
     if faults := value_faults(model):
-        raise JobRefused("; ".join(faults))
+        raise JobRefused(*faults)
     try:
         if (base := base_of(job, model)) is not None:
             load(model, base)
         note = "" if start is None else start_model(model, start)
     except BaseRefused as error:
-        raise JobRefused(str(error)) from error
+        raise JobRefused(*faults_in(error)) from error
     except (StartRefused, OSError) as error:
         raise JobRefused("; ".join(_of_start(error))) from error
     return Built(model, tied_names(model), note, base=base)

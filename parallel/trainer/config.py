@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from atoll.ground.faults import Refused
 from atoll.parallel.data.division import Last, Sampling
 from atoll.task.overrides import overridden, type_faults
 from atoll.training.optimizers.options import OPTIONS
@@ -132,7 +133,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if faults := type_faults(self, "train") or _range_faults(self):
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> "TrainConfig":
         """Return a copy with other values, as from `--set train.epochs=24`; errors as in `overrides.overridden`."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from atoll.ground.faults import Refused, faults_in
 from atoll.ground.folders import no_file
 from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.plan import Plan
@@ -24,7 +25,7 @@ from atoll.training.model.frozen import keep_frozen, match_base
 from atoll.training.model.parameters import model_on_meta, travel_faults
 
 
-class JobRefused(ValueError):
+class JobRefused(Refused):
     """The job cannot begin; the message has every reason, separated by semicolons."""
 
 
@@ -83,7 +84,7 @@ def check_job(job: Job, world_size: int) -> None:
     except ValueError as error:
         faults.append(str(error))
     if faults:
-        raise JobRefused("; ".join(faults))
+        raise JobRefused(*faults)
 
 
 def _faults_of_inputs(task: Task, config: TrainConfig) -> Iterator[str]:
@@ -123,4 +124,4 @@ def base_of(job: Job, model: nn.Module) -> Matched | None:
     try:
         return match_base(model, job.task.base, context_of(job.task, seed=job.config.seed))
     except (BaseRefused, TaskBroken) as error:
-        raise JobRefused(str(error)) from error
+        raise JobRefused(*faults_in(error)) from error

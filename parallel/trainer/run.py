@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from atoll.ground.faults import faults_in
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.checkpoint.randomness import seed_generators
 from atoll.parallel.checkpoint.ranks import Ranks
@@ -166,7 +167,7 @@ def _recipe(job: Job, num_examples: int, model: nn.Module) -> Recipe:
             last_min=2 * divisions if has_norms else 1,
         )
     except ValueError as error:
-        raise JobRefused(str(error)) from error
+        raise JobRefused(*faults_in(error)) from error
 
 
 @contextmanager

@@ -86,6 +86,11 @@ def is_log_file(name: str) -> bool:
     return name == PUBLIC_KEY or re.fullmatch(r"audit-[0-9]{12}\.jsonl", name) is not None
 
 
+def first_number(path: Path) -> int:
+    """Return the number of the first line of a file, which is in its name."""
+    return int(path.stem.removeprefix("audit-"))
+
+
 def read_lines(path: Path, *, num_bytes: int | None = None) -> Iterator[bytes]:
     """Yield the lines of a file with their line ends; a line longer than LINE_BYTES_MAX is split.
 
@@ -236,11 +241,11 @@ class AuditFiles:
             raise ArchiveRefused(f"{out} lies in the log's state directory {state}, where {why}: name another folder")
         with exclusively(self._lock):
             head, key = self._signed_end(), public_key(self.folder / PUBLIC_KEY)
-            files = [path for path in log_files(self.folder) if _number(path) < head.seq]  # the last may be empty
-            if not files or (head.seq - _number(files[0]) <= 2 and _begins_behind_archive(files[0])):
+            files = [path for path in log_files(self.folder) if first_number(path) < head.seq]  # the last may be empty
+            if not files or (head.seq - first_number(files[0]) <= 2 and _begins_behind_archive(files[0])):
                 found = _verified(log_files(self.folder), key)
                 return Archived(head.seq, head.seq - 1, (), 0, found)
-            first, cut = _number(files[0]), cut_files(self.folder)
+            first, cut = first_number(files[0]), cut_files(self.folder)
             copies = copy_into(out, [*files, *cut], self.folder / PUBLIC_KEY)
             num_bytes = sum(path.stat().st_size for path in files)
             found = _verified(copies[: len(files)], key)
@@ -421,11 +426,6 @@ class AuditFiles:
         return key
 
 
-def _number(path: Path) -> int:
-    """Return the number of the first line of a file, which is in its name."""
-    return int(path.stem.removeprefix("audit-"))
-
-
 def _begins_behind_archive(path: Path) -> bool:
     with _opened(path) as data:
         line = first_line(data)
@@ -449,7 +449,7 @@ def _opened(path: Path) -> Iterator[Data]:
 
 def _start_of(files: list[Path], data: Data) -> Head:
     """Return the head that the last file continues: from its first line, or else from the previous file."""
-    number = _number(files[-1])
+    number = first_number(files[-1])
     first, before = first_line(data), None
     if first is not None and first.seq == number:
         return Head(number, first.prev)

@@ -13,10 +13,21 @@ from atoll.protocol.notices.notice import Condition, Notice
 
 FILE = "notices.json"
 
+_CONDITIONS = frozenset(map(str, Condition))
+
 
 def notices_shown(folder: Path) -> list[str]:
     """Return the messages about persisting conditions from the notification state in a state directory."""
     return read_book(folder / FILE)[0].lasting
+
+
+def conditions_shown(folder: Path) -> list[Notice]:
+    """Return the persisting conditions from the notification state in a state directory, each with its subject."""
+    book = read_book(folder / FILE)[0]
+    known = ((key.partition(" "), told.sentence) for key, told in book.told.items())
+    found = {said: Notice(Condition(kind), subject, said) for (kind, _, subject), said in known if kind in _CONDITIONS}
+    found |= {due.notice.sentence: due.notice for due in book.due.values()}
+    return [found[sentence] for sentence in book.lasting if sentence in found]
 
 
 def encoded(book: Book) -> bytes:

@@ -12,6 +12,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from pydantic import BaseModel, Field, FieldSerializationInfo, field_serializer, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from atoll.ground.faults import Refused
 from atoll.ground.folders import in_words
 from atoll.protocol.settings import HIDDEN, STRICT, WHOLE, Folder
 
@@ -150,7 +151,7 @@ class NotifyConfig(BaseModel):
         if self.server.user and self.password_file is None:
             faults.append(f"smtp has the user {self.server.user}: name the file of the password in password_file")
         if faults:
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
         return self
 
 

@@ -1,9 +1,9 @@
 """The reading of audit logs: a log that is being written, a copy, or only some files of a log."""
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from atoll.protocol.audit.chain import Checkpoint, Line, LineFault, Verifier, read_line
@@ -12,6 +12,8 @@ from atoll.protocol.audit.files import (
     AuditUnusable,
     audit_folder,
     cut_files,
+    first_number,
+    is_log_file,
     log_files,
     public_key,
     read_lines,
@@ -96,19 +98,41 @@ def events_of(source: Source) -> Iterator[Line]:
             yield line
 
 
+def newest_first(source: Source, before: int = 0) -> Iterator[Line]:
+    """Yield the readable lines from the newest on, a file after the other; each file is read as a whole.
+
+    Args:
+        source: the log.
+        before: the number of the line before which they lie; 0: all. The files behind it are not read.
+    """
+    for path, num_bytes in reversed(source.files):
+        if before and is_log_file(path.name) and first_number(path) >= before:
+            continue
+        for data in reversed([*read_lines(path, num_bytes=num_bytes)]):
+            source.on_bytes(len(data))
+            with suppress(LineFault):
+                line = read_line(data)
+                if not before or line.seq < before:
+                    yield line
+
+
 def last_checkpoint(source: Source) -> Checkpoint | None:
     """Return the newest readable checkpoint, or None."""
-    newest: Checkpoint | None = None
-    for _, data in source.lines():
-        with suppress(LineFault):
-            line = read_line(data)
-            newest = line.checkpoint if line.event is None else newest
-    return newest
+    return next((line.checkpoint for line in newest_first(source) if line.event is None), None)
 
 
-def last_events(source: Source, count: int, *, action: str = "", actor: str = "") -> list[Line]:
-    """Return the newest `count` events with this action (or a prefix of it up to a dot) and actor; "" matches all."""
-    return list(deque((line for line in events_of(source) if _is_wanted(line, action, actor)), maxlen=count))
+def last_events(source: Source, count: int, *, action: str = "", actor: str = "", before: int = 0) -> list[Line]:
+    """Return the newest `count` events with this action (or a prefix of it up to a dot) and actor; "" matches all.
+
+    Args:
+        source: the log.
+        count: the largest number.
+        action: the action.
+        actor: the actor.
+        before: the number of the line before which they lie; 0: at the end.
+    """
+    lines = (line for line in newest_first(source, before) if line.event is not None)
+    return [*islice((line for line in lines if _is_wanted(line, action, actor)), count)][::-1]
 
 
 def _is_wanted(line: Line, action: str, actor: str) -> bool:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
+from atoll.ground.faults import Refused
 from atoll.ground.printable import count_of
 from atoll.plugins.kind import AS_RECORDED
 from atoll.protocol.settings import STRICT, ConfigError, Plain
@@ -133,7 +134,7 @@ class AggregationConfig(BaseModel):
         if self.algorithm != "scaffold" and self.num_clients is not None:
             faults.append(f"num_clients is not an option of {self.algorithm}")
         if faults:
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
         return self
 
     @model_validator(mode="after")

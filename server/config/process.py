@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from atoll.ground.address import bracketed
+from atoll.ground.faults import Refused
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import STRICT, Folder
 from atoll.protocol.wire.channel import Address, check_stays_here, is_wildcard, loopback_only, parse_address
@@ -170,7 +171,7 @@ class CoordinatorConfig(BaseModel):
         elif not self.public and any(map(is_wildcard, (self.listen, self.enrol_address))):
             raise ValueError(_WITHOUT_NAME.format(self.listen))
         if faults := list(self._clashes()):
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
         return self
 
     def _clashes(self) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
+from atoll.ground.faults import Refused
 from atoll.plugins.reference import check_reference
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import STRICT, Plain
@@ -371,7 +372,7 @@ class RunConfig(BaseModel):
         faults += faults_of_optimizer(self.optimizer, self.schedule.optimizer, self.rounds)
         faults += self._faults_of_schedules()
         if faults:
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
         return self
 
     def _faults_of_secure(self, secure: SecureConfig) -> Iterator[str]:

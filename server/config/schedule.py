@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError, model_validator
 
+from atoll.ground.faults import Refused
 from atoll.protocol.settings import STRICT, Finite, Plain
 from atoll.server.config.aggregation import OptimizerConfig
 from atoll.task.overrides import OverridesRefused
@@ -88,7 +89,7 @@ class ScheduleConfig(BaseModel):
                 except OverridesRefused as error:
                     faults += error.faults
         if faults:
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
         return self
 
 

@@ -44,6 +44,10 @@ logger = logging.getLogger(__name__)
 
 CANNOT_JOIN = "its agent joins no secure sums: update it"
 NOT_IN_SUM = "it answered outside of the secure sum"
+NOT_ASKED = (
+    "not asked: the newest sums of this task's statistics are without it, and their sites sign no others, unless their "
+    "policies allow another set (secure.statistics_sets_max): name all sites with secure.statistics.sites"
+)
 
 Step = Callable[[float], Effects]
 
@@ -56,6 +60,8 @@ class Asked:
     """The sites of each session, sorted."""
     is_whole: bool
     """Whether all sites of a session are in its sum, or it has none."""
+    left_out: tuple[ClientId, ...] = ()
+    """Connected sites that are not asked, as they are in none of the newest sums."""
 
     @property
     def sites(self) -> tuple[ClientId, ...]:
@@ -108,7 +114,8 @@ def sites_to_ask(config: RunConfig, task: str, connections: list[Connection], kn
             f"the newest sum of this task's statistics is of {count_of(largest, 'site')} in one session, and "
             f"secure.session_max is {secure.session_max}; allowed is at least {largest}: sites sign no sum over others"
         )
-    return Asked(tuple(sorted(tuple(sorted(names)) for names in sessions)), bool(wanted))
+    left_out = () if secure.statistics.sites else tuple(sorted(joining.difference(found)))
+    return Asked(tuple(sorted(tuple(sorted(names)) for names in sessions)), bool(wanted), left_out)
 
 
 def _divided(sites: Sequence[ClientId], known: Sessions, rules: SecureRules, name: str) -> list[list[ClientId]]:
@@ -149,7 +156,7 @@ class SecureStatistics:
         self._config, self.number = config, number
         self._run_id, self._task = RunId(requests_of(config)), task_name(config.task)
         self._question: Question = secure.statistics.question(config.seed)
-        self._asked, self._hub, self._clock = asked.sites, host.hub, host.clock
+        self._asked, self._left_out, self._hub, self._clock = asked.sites, asked.left_out, host.hub, host.clock
         self._authorities, self._sum_sites = host.authorities, host.sum_sites
         evaluation = ClientEvaluation(Version(number), deadline, [*asked.sites], asked_at=host.clock.now())
         self.sums = SecureEvaluation(
@@ -285,6 +292,7 @@ class SecureStatistics:
 
     def _result(self) -> dict[str, Any]:
         summed, failures = self.sums.outcome()
+        failures = failures | dict.fromkeys(self._left_out, NOT_ASKED)
         total = [sum(column) for column in zip(*self._numbers.values(), strict=True)]
         parts = summed_parts(total, self._question, len(summed)) if total else {}
         return {

@@ -325,6 +325,15 @@ def members_in(connection: Connection, *, now: float) -> list[Member]:
     return in_order(found.values())
 
 
+def ends_of_processes(connection: Connection) -> list[tuple[str, float]]:
+    """Return the coordinator and the ranks, each with the end of its newest certificate [s since the epoch]."""
+    if not inspect(connection).has_table(CERTIFICATES.name):
+        return []
+    of_processes = CERTIFICATES.c.role.in_((Role.COORDINATOR.value, Role.AGGREGATOR.value))
+    rows = connection.execute(_newest_certificates().where(of_processes))
+    return [*{str(Identity(Role(row.role), row.name)): float(row.expires_at) for row in rows}.items()]
+
+
 def in_order(members: Iterable[Member]) -> list[Member]:
     """Return members in order of role and name."""
     return sorted(members, key=lambda member: (member.identity.role, member.identity.name))

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from atoll.aggregation.fold.weights import hinge_discount, num_sites_for, staleness_discount
+from atoll.ground.faults import Refused
 from atoll.ground.printable import count_of
 
 Seconds = Annotated[float, Field(gt=0, le=366 * 86400, allow_inf_nan=False)]
@@ -226,7 +227,7 @@ class StragglerPolicy(BaseModel):
         if self.min_available and self.min_available < self.quorum_count:
             faults.append(f"min_available {self.min_available} is less than the quorum ({self.quorum_count})")
         if faults:
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
         return self
 
     def _fields_of_other_modes(self) -> Iterator[str]:

@@ -17,12 +17,13 @@ from pydantic_core import from_json
 from sqlalchemy import Connection, Row, Table, func, or_, select, text
 
 from atoll.protocol.identity.names import Role
-from atoll.protocol.notices.book_file import notices_shown
+from atoll.protocol.notices.book_file import conditions_shown, notices_shown
+from atoll.protocol.notices.notice import Notice
 from atoll.protocol.paging import ALL, Paging
 from atoll.protocol.run_names import RunNotNamed, newest_named
 from atoll.protocol.vocabulary import TERMINAL, ClientId, RoundId, RunId, RunState
 from atoll.server.errors import StateUnusable
-from atoll.server.identity.register import Member, members_in
+from atoll.server.identity.register import Member, ends_of_processes, members_in
 from atoll.server.journal.binding import has_state, open_database
 from atoll.server.journal.clock_note import ClockNote
 from atoll.server.journal.codec import decode_record
@@ -103,6 +104,14 @@ class History:
     def notices(self) -> list[str]:
         """Return the conditions that an operator has to know, see `hosting/notices`; empty without a coordinator."""
         return [] if self.coordinator() is None else notices_shown(self.path)
+
+    def conditions(self) -> list[Notice]:
+        """Return these conditions, each with its subject."""
+        return [] if self.coordinator() is None else conditions_shown(self.path)
+
+    def ends_of_certificates(self) -> list[tuple[str, float]]:
+        """Return the coordinator and its ranks, each with the end of its certificate [s since the epoch]."""
+        return self.read(ends_of_processes)
 
     def presence(self) -> Presence | None:
         """Return the connected clients; without a coordinator there are none. None: not known here."""

@@ -1,6 +1,7 @@
 """The views of runs in JSON types, for the commands on this machine and for remote ones."""
 
 import gc
+import time
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 from enum import StrEnum
@@ -28,11 +29,13 @@ from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.waiting import TOO_FEW, Missing, wait_of, what_a_pause_waits_for, what_a_run_waits_for
 from atoll.server.statistics import results
 from atoll.server.views import clients, message_views
+from atoll.server.views.alerts import RunNow, alerts_of
 from atoll.server.views.history import History, Measured, Numbered
 from atoll.server.views.pages import LOOKED_AT_MAX, fits_round, page
 from atoll.server.views.privacy import NOTE, guarantee_of
 from atoll.server.views.sentences import as_json
 from atoll.server.views.sites import measurements, meshes, sites
+from atoll.server.views.sums import sums_of
 from atoll.server.views.thinning import POINTS_MAX, thinned_metrics
 from atoll.task.metrics import LEFT_OUT, values
 from atoll.tensors.safetensors_header import read_header
@@ -44,6 +47,9 @@ KINDS_OF_SITES = {"evaluation": SITE, "training": TRAINING}
 
 FATE_ROUNDS, FATE_ROUNDS_MAX = 24, 300
 """Number of the newest rounds with the fates of their clients: by default, and at most."""
+
+ALERT_ROUNDS = 1_000
+"""Number of the newest rounds that the rules of alerts look at."""
 
 MESH_ROUNDS = 100
 """Number of the newest rounds in which the use of meshes is looked for."""
@@ -61,6 +67,8 @@ class View(StrEnum):
     SITES = "sites"
     STATISTICS = "statistics"
     FATES = "fates"
+    SUMS = "sums"
+    ALERTS = "alerts"
 
 
 def look(history: History, view: View, run: str = "", number: int = 0, paging: Paging = ALL) -> Any:
@@ -70,17 +78,17 @@ def look(history: History, view: View, run: str = "", number: int = 0, paging: P
         history: the history of the state directory.
         view: the kind of view.
         run: id or name of the run; empty: the newest run, except for RUN, which needs one.
-        number: the round, or the statistics; 0: the newest. Of FATES the number of the newest rounds; 0: 24.
+        number: the round, or the statistics; 0: the newest. Of FATES and SUMS the number of the newest rounds; 0: 24.
         paging: a page of the rows of ROUNDS, CLIENTS or VERSIONS, without faults; and whether the curves of RUN and
             SITES have all points.
 
     Returns:
-        For RUNS a list. For the others an object: for RUN the `document`, and the settings as `toml`; for ROUND the
-        record; for ROUNDS, CLIENTS and VERSIONS the id of the `run` and its `rows`; for VERSIONS also the `metadata`
-        in the files of the versions; for SITES the metrics of single sites by `evaluation` and `training`, and
-        their `meshes`; for FATES the numbers of the `rounds`, and by client and round the fate; for STATISTICS a result
-        of `server.statistics`. A run of messages has exchanges instead of rounds. A page also has `next`, the cursor of
-        the next one; None: there is none.
+        For RUNS and ALERTS a list. For the others an object: for RUN the `document`, and the settings as `toml`; for
+        ROUND the record; for ROUNDS, CLIENTS and VERSIONS the id of the `run` and its `rows`; for VERSIONS also the
+        `metadata` in the files of the versions; for SITES the metrics of single sites by `evaluation` and `training`,
+        and their `meshes`; for FATES the numbers of the `rounds`, and by client and round the fate; for SUMS the secure
+        sums of these rounds as `rows`; for STATISTICS a result of `server.statistics`. A run of messages has exchanges
+        instead of rounds. A page also has `next`, the cursor of the next one; None: there is none.
 
     Raises:
         LookupError: there is no such run or round; the message names the known runs.
@@ -89,30 +97,39 @@ def look(history: History, view: View, run: str = "", number: int = 0, paging: P
         return results.read(history.path, number)
     if view is View.RUNS:
         return plain([_run(history, row) for row in history.runs()])
+    if view is View.ALERTS:
+        return plain(_alerts(history))
     if view is View.CLIENTS and not run and not history.runs():
         found = clients.listed(history, None, paging)
         if found["rows"] or history.coordinator() is not None:
             return plain({"run": "", **found})
-    row = history.run(run) if view is View.RUN else run_of(history, run)
     if view is View.RUN:
+        row = history.run(run)
         return plain({"document": _whole_run(history, row, whole=paging.whole), "toml": effective(row.config)})
+    row = run_of(history, run)
     if view is View.ROUND:
         of_messages = row.config.is_of_messages
         return plain(_exchange(history, row, number) if of_messages else _round(history, row.run_id, number))
+    return plain({"run": row.run_id, **_of_run(history, view, row, number, paging)})
+
+
+def _of_run(history: History, view: View, row: RunRow, number: int, paging: Paging) -> Document:
+    """Return a view that has the rows of a run."""
     if view is View.VERSIONS:
-        found = _versions(history, row, paging)
-        return plain({"run": row.run_id, **found, "metadata": _metadata(history, row.run_id)})
+        return _versions(history, row, paging) | {"metadata": _metadata(history, row.run_id)}
     if view is View.SITES:
         rows_of_sites = history.site_evaluations(row.run_id)
         prefixes = KINDS_OF_SITES.items()
         by = {kind: sites(measurements(rows_of_sites, prefix), whole=paging.whole) for kind, prefix in prefixes}
         records = () if row.config.is_of_messages else history.rounds(row.run_id, most=MESH_ROUNDS)
-        return plain({"run": row.run_id, **by, "meshes": meshes(records)})
-    if view in (View.CLIENTS, View.FATES):
-        is_list = view is View.CLIENTS
-        found = clients.listed(history, row, paging) if is_list else _fates(history, row, number or FATE_ROUNDS)
-        return plain({"run": row.run_id, **found})
-    return plain({"run": row.run_id, **_rounds(history, row, paging)})
+        return {**by, "meshes": meshes(records)}
+    if view is View.CLIENTS:
+        return clients.listed(history, row, paging)
+    if view is View.FATES:
+        return _fates(history, row, number or FATE_ROUNDS)
+    if view is View.SUMS:
+        return {"rows": _sums(history, row, number or FATE_ROUNDS)}
+    return _rounds(history, row, paging)
 
 
 def measures(evaluations: Iterable[EvaluationRow]) -> dict[int, dict[str, Document]]:
@@ -427,6 +444,30 @@ def _fates(history: History, row: RunRow, most: int) -> Document:
         for name, fate in by_round[number].items():
             found.setdefault(name, {})[number] = fate
     return {"rounds": rounds, "clients": dict(sorted(found.items()))}
+
+
+def _sums(history: History, row: RunRow, most: int) -> list[Document]:
+    """Return the secure sums of the newest rounds; a run of messages has none."""
+    most = min(most, FATE_ROUNDS_MAX)
+    return [] if row.config.is_of_messages else sums_of(history.rounds(row.run_id, most=most)[-most:])
+
+
+def _alerts(history: History) -> list[Document]:
+    rows = history.runs()
+    free_since = max((row.ended_at for row in rows if row.ended_at is not None), default=0.0)  # a queued run began then
+    runs = [
+        RunNow(row.run_id, row.state, row.cause, max(row.created_at, free_since), _ended_rounds(history, row))
+        for row in rows
+    ]
+    ends, conditions = history.ends_of_certificates(), history.conditions()
+    return alerts_of(runs, ends, conditions, time.time(), is_attended=history.is_attended())
+
+
+def _ended_rounds(history: History, row: RunRow) -> list[Document] | None:
+    """Return the summaries of the newest rounds of a running run; None: no rule looks at them."""
+    if row.state is not RunState.RUNNING or row.config.is_of_messages:
+        return None
+    return [summary for _, summary in reversed(history.summaries(row.run_id, Paging(last=True), ALERT_ROUNDS))]
 
 
 def _record(history: History, run_id: RunId, number: int) -> RoundRecord:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
+from atoll.ground.faults import Refused
 from atoll.protocol.settings import STRICT, ConfigError, Plain, or_faults
 from atoll.simulations.devices.custom_model import CUSTOM_DEVICE, replaced
 from atoll.simulations.devices.spread import Lognormal, Spread, Uniform, quantiles
@@ -98,7 +99,7 @@ class DeviceConfig(BaseModel):
     @model_validator(mode="after")
     def _fits_together(self) -> "DeviceConfig":
         if faults := [*self._faults()]:
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
         return self
 
     def _faults(self) -> Iterator[str]:

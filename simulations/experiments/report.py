@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from atoll.ground.faults import Refused
 from atoll.simulations.federation.seal import faults_of_seal
 from atoll.task.metrics import is_loss
 
@@ -24,7 +25,7 @@ ROUNDS, RESULT, SETTINGS, POPULATION = "rounds.jsonl", "result.json", "run.toml"
 GROUPS = ("server", "clients", "train", "honest_clients", "honest_train")
 
 
-class NoReport(ValueError):
+class NoReport(Refused):
     """Error: a folder has no files of a simulated run."""
 
 
@@ -199,7 +200,7 @@ def read_run(folder: Path, name: str | None = None) -> RunReport:
     """
     path = folder / ROUNDS
     if faults := faults_of_seal(folder):
-        raise NoReport("; ".join(faults))
+        raise NoReport(*faults)
     try:
         lines = path.read_text("utf-8").splitlines(keepends=True)
     except FileNotFoundError as error:

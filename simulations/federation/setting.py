@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from atoll.ground.faults import faults_in
 from atoll.protocol.settings import ConfigError, or_faults
 from atoll.protocol.vocabulary import ClientId
 from atoll.simulations.attacks.adversary import Adversary
@@ -111,7 +112,7 @@ def _read(read: Callable[[], Read]) -> Read:
     try:
         return read()
     except ValueError as error:
-        raise ConfigError(str(error).split("; ")) from error
+        raise ConfigError(faults_in(error)) from error
 
 
 def populated(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from atoll.ground.faults import faults_in
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.run import RunConfig
 from atoll.simulations.engines.choice import Resources, choose
@@ -42,7 +43,7 @@ def training_of(simulation: SimulationConfig, task: Task | ArrayTask, run: RunCo
             run_number=simulated_number(task_name(run.task), run.given, run.seed),
         )
     except (TaskBroken, ValueError) as error:
-        raise ConfigError(str(error).split("; ")) from error
+        raise ConfigError(faults_in(error)) from error
 
 
 def engine_of(

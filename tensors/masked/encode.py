@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.ground.faults import Refused
 from atoll.tensors.layout import FLOATS, Layout, Piece, Tensor, in_order
 from atoll.tensors.safetensors_file import NUMPY_DTYPES, TensorFileWriter
 from atoll.tensors.secure.exact import encode_exact, fault_of_metric
@@ -38,7 +39,7 @@ Read = Callable[[Tensor, int, int], NDArray[Any]]
 """(tensor, start, stop) -> these elements of a tensor of an update, in flat order."""
 
 
-class NotFinite(ValueError):
+class NotFinite(Refused):
     """An update with NaN or infinite values; the message names the tensors."""
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 
+from atoll.ground.faults import Refused
 from atoll.ground.printable import count_of
 from atoll.tensors.layout import Layout
 from atoll.tensors.secure.masked_layout import (
@@ -60,7 +61,7 @@ class Encoding:
             ValueError: a number is out of its range; the message lists all of them.
         """
         if faults := [*self._faults()]:
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
 
     def _faults(self) -> Iterator[str]:
         if self.bits not in VALUE_BITS:

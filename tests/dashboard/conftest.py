@@ -2,10 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from atoll.protocol.audit.chain import Event, instant
+from atoll.protocol.audit.files import AuditFiles, audit_folder
 from atoll.server.journal.state_directory import StateDirectory
+from atoll.server.statistics.results import keep
 from benchmarks.views import build
 from tests.server.views.test_history import IN_ROUND_4, write_history
 
@@ -18,12 +22,38 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("places")
     with StateDirectory.open(folder / "state") as state:
         write_history(state, IN_ROUND_4)
+    keep(folder / "state", 1, _statistics())
+    keep(folder / "state", 2, _statistics() | {"number": 2})
+    _log(audit_folder(folder / "state"), 300)
     build(folder / "large", 1_200, 130)
     _simulate(folder / "results" / "one", 3)
     _simulate(folder / "results" / "sweep" / "a<b&c", 1)
     (folder / "results" / "sweep" / "torn").mkdir()
     (folder / "results" / "sweep" / "torn" / "rounds.jsonl").write_text('{"round": 1}\nno json\n{"round": 2}\n')
     return [str(folder / name) for name in ("state", "large", "results")]
+
+
+def _statistics() -> dict[str, Any]:
+    """Return a kept result of statistics, with names and reasons from other machines."""
+    counts = {"counts": {HOSTILE: 2, "1": 1}, "withheld": 1, "sites": 2}
+    moments = dict.fromkeys(("missing", "infinite", "min", "max"), 0) | {"count": 3, "mean": 0.25, "variance": 4.0}
+    part = {"examples": 3, "sites": 2, "labels": {"target": counts}, "features": {f"{HOSTILE}-age": moments}}
+    return {
+        **{"number": 1, "task": "task.py:task", "asked": ["a", HOSTILE], "answered": ["a"], "ended_at": 0.0},
+        **{"refused": {HOSTILE: f"policy_refused: {HOSTILE}"}, "merged": {"train": part}, "sites": {HOSTILE: {}}},
+        **{"not_merged": {}, "left_out": {"a": {"train.features.x": HOSTILE}}, "not_shown": {}},
+    }
+
+
+def _log(folder: Path, events: int) -> None:
+    """Write a signed log of an hour each event, of which the actor is a hostile name."""
+    now = [1_769_860_800.0]
+    files = AuditFiles(folder, lambda: now[0], file_bytes=20_000)
+    for number in range(events):
+        now[0] += 3600
+        event = Event(instant(now[0]), HOSTILE, "operator", "run.stop", f"run-{number}", HOSTILE)
+        files.append([event], sign=number % 100 == 99)
+    files.close()
 
 
 def _simulate(folder: Path, rounds: int) -> None:

@@ -6,7 +6,21 @@ from typing import Any
 import pytest
 
 from atoll.dashboard import access
-from atoll.dashboard.access import HEADERS, LINK_S, SESSION_S, SESSIONS_MAX, Guard, Sessions, new_key, new_token
+from atoll.dashboard.access import (
+    HEADERS,
+    LINK_S,
+    SESSION_S,
+    SESSIONS_MAX,
+    Forms,
+    Guard,
+    LoopbackDoor,
+    Refused,
+    Sessions,
+    Visitor,
+    new_key,
+    new_token,
+)
+from tests.waiting import BOUND_S
 
 HOSTS = {"127.0.0.1:7080", "localhost:7080"}
 
@@ -64,7 +78,9 @@ def test_no_key_or_cookie_is_kept_as_it_was_given() -> None:
     assert cookie not in str(vars(sessions))
 
 
-def answered(headers: dict[str, str], *, method: str = "GET", path: str = "/", knows: str = "") -> tuple[int, Any]:
+def answered(
+    headers: dict[str, str], *, method: str = "GET", path: str = "/", knows: str = "", is_controlled: bool = False
+) -> tuple[int, Any]:
     """Return status and headers of the answer of a guard to one request."""
     sent: list[dict[str, Any]] = []
 
@@ -85,7 +101,8 @@ def answered(headers: dict[str, str], *, method: str = "GET", path: str = "/", k
         "path": path,
         "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers.items()],
     }
-    guard = Guard(app, One(new_key()), HOSTS, lambda: 0.0, "atoll-7080")
+    door = LoopbackDoor(One(new_key()), HOSTS, lambda: 0.0, "atoll-7080")
+    guard = Guard(app, door, is_controlled=is_controlled)
     asyncio.run(guard(scope, None, send))  # type: ignore[arg-type]
     return sent[0]["status"], dict(sent[0]["headers"]) | {b"body": b"".join(one["body"] for one in sent[1:])}
 
@@ -111,6 +128,8 @@ GOOD = {"host": "127.0.0.1:7080", "cookie": "other=1; atoll-7080=known"}
         ({"origin": "http://evil.example"}, "GET", 403),
         ({"origin": "null"}, "GET", 403),
         ({"origin": "https://127.0.0.1:7080"}, "GET", 403),
+        ({"origin": "127.0.0.1:7080"}, "GET", 403),
+        ({"origin": "http://localhost:7080"}, "GET", 403),
         *(({}, method, 403) for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")),
     ],
 )
@@ -119,6 +138,62 @@ def test_a_request_needs_host_origin_session_and_get(change: dict[str, str], met
     assert found == status
     assert {name.decode(): value.decode() for name, value in headers.items()}.items() >= HEADERS.items()
     assert (headers[b"body"] == b"a page") == (status == 200)
+
+
+@pytest.mark.parametrize(
+    ("change", "method", "status"),
+    [
+        ({"origin": "http://127.0.0.1:7080"}, "POST", 200),
+        ({"origin": "http://LOCALHOST:7080", "host": "localhost:7080"}, "POST", 200),
+        ({}, "POST", 403),
+        ({"origin": "null"}, "POST", 403),
+        ({"origin": "http://localhost:7080"}, "POST", 403),
+        ({"origin": "http://127.0.0.1:7081"}, "POST", 403),
+        ({"origin": "http://127.0.0.1:7080", "cookie": ""}, "POST", 403),
+        ({"origin": "http://evil.example", "host": "evil.example"}, "POST", 403),
+        *(({"origin": "http://127.0.0.1:7080"}, method, 403) for method in ("PUT", "DELETE", "PATCH", "OPTIONS")),
+    ],
+)
+def test_a_change_needs_the_origin_of_its_own_host(change: dict[str, str], method: str, status: int) -> None:
+    assert answered(GOOD | change, method=method, knows="known", is_controlled=True)[0] == status
+    assert answered(GOOD | change, method=method, knows="known")[0] == 403
+
+
+def test_a_token_is_bound_to_its_visitor_and_process() -> None:
+    forms, one, other = Forms(), Visitor(b"one"), Visitor(b"other")
+    forms.check(one, forms.token(one))
+    for token in (forms.token(other), Forms().token(one), "", forms.token(one)[:-1], "é\udc80"):
+        with pytest.raises(Refused, match="of another session"):
+            forms.check(one, token)
+
+
+def test_an_answer_that_lasts_ends_with_the_session() -> None:
+    sent: list[Any] = []
+    ended = []
+    now = 0.0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal now
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"news", "more_body": True})
+        now = SESSION_S + 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    key = new_key()
+    sessions = Sessions(key)
+    cookie = sessions.opened_by(new_token(key, 0.0), 0.0) or ""
+    door = LoopbackDoor(sessions, HOSTS, lambda: now, "c")
+    headers = [(b"host", b"localhost:7080"), (b"cookie", f"c={cookie}".encode())]
+    scope = {"type": "http", "method": "GET", "path": "/live", "headers": headers}
+    asyncio.run(asyncio.wait_for(Guard(app, door)(scope, None, send), BOUND_S))  # type: ignore[arg-type]
+    assert ended == [True]
+    assert [one.get("more_body", False) for one in sent[1:]] == [True, False]
 
 
 def test_the_login_needs_no_session_and_still_a_host() -> None:

@@ -3,16 +3,20 @@
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
-from atoll.dashboard.access import HEADERS, Sessions, new_key, new_token
-from atoll.dashboard.app import PAGES, Dashboard
+from atoll.dashboard.access import HEADERS, LoopbackDoor, Sessions, new_key, new_token
+from atoll.dashboard.app import Dashboard
+from atoll.dashboard.readings import PAGES
 from atoll.dashboard.sources import sources
 from atoll.protocol.paging import Paging
 from atoll.server.views.history import History
 from atoll.server.views.views import View, look
+from tests.cli.federation import wait_for
+from tests.cli.invoking import shown
 from tests.dashboard.conftest import HOSTILE
 
 HOST = "127.0.0.1:7080"
@@ -32,14 +36,25 @@ WALKED = [
     f"{DEPLOYED}/versions",
     f"{DEPLOYED}/versions?count=1&after=2",
     f"{DEPLOYED}/policy",
+    f"{DEPLOYED}/privacy",
     "/members/1",
     "/members/2?role=client&text=x",
+    "/statistics/1",
+    "/statistics/1?number=1",
+    "/audit/1",
+    "/audit/1?count=20&before=200&action=run",
+    "/alerts/1",
+    "/alerts/2",
     "/runs/3/one",
     "/runs/3/one/rounds",
     "/runs/3/one/rounds/2",
     "/runs/3/sweep~1a%3Cb&c",
 ]
 """An address of each kind of page."""
+
+
+def door(key: bytes) -> LoopbackDoor:
+    return LoopbackDoor(Sessions(key), {HOST}, lambda: 1000.0, "atoll-7080")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +65,7 @@ def key() -> bytes:
 @pytest.fixture(scope="module")
 def stranger(places: list[str], key: bytes) -> TestClient:
     """A browser without a session."""
-    app = Dashboard(sources(places), Sessions(key), "atoll-7080", lambda: 1000.0).app({HOST})
+    app = Dashboard(sources(places)).app(door(key))
     return TestClient(app, base_url=f"http://{HOST}", raise_server_exceptions=True)
 
 
@@ -132,14 +147,43 @@ def test_the_links_of_a_page_lead_to_pages(browser: TestClient) -> None:
 
 def test_the_documents_are_the_views_of_the_commands(browser: TestClient, places: list[str]) -> None:
     history = History(sources(places)[0].federation()._state)
-    shown = look(history, View.RUN, "r")["document"]
-    assert browser.get(f"{DEPLOYED}.json").json() == shown
+    document = look(history, View.RUN, "r")["document"]
+    assert browser.get(f"{DEPLOYED}.json").json() == document
     assert browser.get(f"{DEPLOYED}/rounds.json").json() == look(history, View.ROUNDS, "r")["rows"]
     assert browser.get(f"{DEPLOYED}/rounds/2.json").json() == look(history, View.ROUND, "r", 2)
     assert browser.get(f"{DEPLOYED}/versions.json").json() == look(history, View.VERSIONS, "r")["rows"]
     assert browser.get(f"{DEPLOYED}/sites.json").json() == look(history, View.CLIENTS, "r")["rows"]
     (first,) = look(history, View.CLIENTS, "r", paging=Paging(1))["rows"]
     assert browser.get(f"{DEPLOYED}/site.json", params={"name": first["client"]}).json() == first
+
+
+def test_the_documents_of_a_coordinator_are_those_of_its_commands(browser: TestClient, places: list[str]) -> None:
+    state = places[0]
+    assert browser.get("/statistics/1.json").json() == shown("run", "statistics", "--show", 0, "--state", state)
+    assert browser.get("/statistics/1.json?number=1").json()["number"] == 1
+    asked = ("audit", "show", "--last", 20, "--before", 200, "--action", "run", "--state", state)
+    assert browser.get("/audit/1.json?count=20&before=200&action=run").json() == shown(*asked)
+    assert browser.get("/alerts/1.json").json() == look(History(Path(state)), View.ALERTS)
+    assert browser.get(f"{DEPLOYED}/privacy.json").json() is None
+    for address, why in (("statistics", "no statistics were requested yet"), ("audit", "holds no audit log")):
+        answer = browser.get(f"/{address}/2.json")
+        assert answer.status_code == 404
+        assert why in answer.json()["faults"][0]
+        page = browser.get(f"/{address}/2")
+        assert page.status_code == 200
+        assert why in page.text
+
+
+def test_a_log_is_read_to_its_end_by_pages_and_its_proof_is_shown(browser: TestClient) -> None:
+    address, found = "/audit/1?count=70", list[int]()
+    while address:
+        text = browser.get(address).text
+        found += [int(line) for line in re.findall(r'scope="row"><bdi>(\d+)</bdi>', text)]
+        older = re.search(r'href="([^"]*)">Older<', text)
+        address = older[1].replace("&amp;", "&") if older else ""
+    assert len(found) == 300
+    assert found == sorted(found, reverse=True)
+    wait_for(lambda: "sound: nothing is changed" in browser.get("/audit/1").text or None)
 
 
 def test_pages_of_a_long_list_follow_each_other(browser: TestClient) -> None:
@@ -210,6 +254,13 @@ def test_a_used_link_and_a_made_up_one_are_refused(stranger: TestClient, key: by
         ("/runs/3/one/sites", 404, "is a folder of simulations"),
         ("/runs/3/one/rounds/77", 404, "has no round 77"),
         ("/runs/3/sweep~1torn", 404, "is not a round"),
+        ("/statistics/1?number=7", 404, "there are no statistics 7; there are 1 to 2"),
+        ("/statistics/1?number=x", 404, "number: got"),
+        (f"/audit/1?before={'9' * 30}", 404, "before: got"),
+        ("/audit/1?count=0", 404, "allowed: 1 to 1,000"),
+        ("/audit/3", 404, "is a folder of simulations"),
+        ("/alerts/3", 404, "is a folder of simulations"),
+        ("/runs/3/one/privacy", 404, "is a folder of simulations"),
         ("/members/3", 404, "is a folder of simulations"),
         ("/static/../access.py", 404, ""),
         ("/static/%2e%2e/access.py", 404, ""),
@@ -229,7 +280,7 @@ def test_a_fault_of_json_is_json(browser: TestClient) -> None:
 
 
 def test_pages_without_live_change_have_no_script(places: list[str], key: bytes) -> None:
-    app = Dashboard(sources(places), Sessions(key), "atoll-7080", lambda: 1000.0, is_live=False).app({HOST})
+    app = Dashboard(sources(places), is_live=False).app(door(key))
     browser = TestClient(app, base_url=f"http://{HOST}")
     browser.get("/login", params={"t": new_token(key, 999.0)})
     assert "<script" not in browser.get(DEPLOYED).text

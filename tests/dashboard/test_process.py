@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 
@@ -46,6 +46,19 @@ def get(link: str, path: str, cookie: str = "", method: str = "GET") -> tuple[in
         connection.request(method, path, headers={"Cookie": cookie} if cookie else {})
         answer = connection.getresponse()
         return answer.status, (answer.getheader("set-cookie") or "").partition(";")[0], answer.read().decode()
+    finally:
+        connection.close()
+
+
+def exchanged(link: str, path: str, cookie: str, fields: dict[str, str]) -> tuple[int, str]:
+    """Return status and body of the answer to a form."""
+    netloc = urlsplit(link).netloc
+    connection = HTTPConnection(netloc, timeout=BOUND_S)
+    headers = {"Cookie": cookie, "Origin": f"http://{netloc}", "Content-Type": "application/x-www-form-urlencoded"}
+    try:
+        connection.request("POST", path, urlencode(fields), headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
     finally:
         connection.close()
 

@@ -70,13 +70,13 @@ def test_values_of_a_run_have_the_types_of_the_defaults(tmp_path):
         ("x =", ["not TOML"]),
         (GOOD.replace("quick.server:app", "quick.server"), ["must be module:attribute, got 'quick.server'"]),
         (GOOD.replace('publisher = "bench"', ""), ["tool.flwr.app.publisher must be a string, got None"]),
-        ("tool = 3\nproject = 'x'", ["project must be a table, got 'x'; tool must be a table, got 3"]),
+        ("tool = 3\nproject = 'x'", ["project must be a table, got 'x'", "tool must be a table, got 3"]),
         ("tool.flwr = [1]", ["tool.flwr must be a table, got [1]"]),
         ("tool.flwr.app = true", ["tool.flwr.app must be a table, got True"]),
         ("tool.flwr.app.components = 'a:b'", ["tool.flwr.app.components must be a table, got 'a:b'"]),
         (
             "tool.flwr.federations = 2\ntool.flwr.app.config = 5",
-            ["tool.flwr.app.config must be a table, got 5; tool.flwr.federations must be a table, got 2"],
+            ["tool.flwr.app.config must be a table, got 5", "tool.flwr.federations must be a table, got 2"],
         ),
         (GOOD.replace("quick.server:app", "quick.server:"), ["must be module:attribute, got 'quick.server:'"]),
         (GOOD.replace("quick.client:app", ".client:app"), ["must be module:attribute, got '.client:app'"]),
@@ -85,7 +85,7 @@ def test_values_of_a_run_have_the_types_of_the_defaults(tmp_path):
 def test_all_faults_are_told_at_once(tmp_path, text, faults):
     with pytest.raises(TaskNotFound) as found:
         read_app(reference(tmp_path, text))
-    assert all(fault in str(found.value) for fault in faults)
+    assert all(any(fault in told for told in found.value.faults) for fault in faults)
 
 
 @pytest.mark.parametrize("options", ["5", "[5]", "{ num-supernodes = true }", "{ num-supernodes = '5' }"])

@@ -39,6 +39,7 @@ PURE = {
     "protocol/privacy": "",
     "protocol/privacy/loss_distribution.py": "dp_accounting importlib",  # the one user of an optional library
     "protocol/secure/session_size.py": "",
+    "ground/faults.py": "",
     "ground/printable.py": "difflib",
     "protocol/wire/mesh_use.py": "",
     "protocol/paging.py": "",

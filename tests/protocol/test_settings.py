@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from atoll.ground.faults import Refused
 from atoll.protocol.settings import STRICT, ConfigError, Folder, Plain, describe, effective, load, load_text
 
 
@@ -37,7 +38,7 @@ class Tides(BaseModel):
     @model_validator(mode="after")
     def _in_order(self) -> "Tides":
         if isinstance(self.high, int) and self.low > self.high:
-            raise ValueError(f"low {self.low} is more than high ({self.high}); the sea is upside down")
+            raise Refused(f"low {self.low} is more than high ({self.high})", "got ebb; allowed: flood")
         return self
 
 
@@ -92,7 +93,7 @@ def test_a_value_out_of_range_and_a_table_that_contradicts_itself_say_why() -> N
     assert faults("name='a'\ntides.low = 4") == ("run.toml: tides.low: got 4: must be odd",)
     assert faults("name='a'\ntides.high = 0") == (
         "run.toml: tides: low 1 is more than high (0)",
-        "run.toml: tides: the sea is upside down",
+        "run.toml: tides: got ebb; allowed: flood",
     )
 
 

@@ -142,4 +142,4 @@ def load(model: torch.nn.Module, matched: Matched) -> None:
     for name, tensor in tensors_of(model)[0].items():
         faults += matched.read(name, [slice(0, length) for length in tensor.shape], tensor)
     if faults:
-        raise BaseRefused("; ".join(faults))
+        raise BaseRefused(*faults)

@@ -83,7 +83,7 @@ def load_base(model: torch.nn.Module, base: Base, context: Context) -> None:
 def match_base(model: torch.nn.Module, base: Base, context: Context) -> Matched:
     """Return the files of the values of a model, also on meta; arguments and errors as for `load_base`."""
     if faults := base_faults(model):
-        raise TaskBroken("; ".join(faults))
+        raise TaskBroken(*faults)
     return match(base, context, *tensors_of(model), frozen_of(model))
 
 

@@ -61,7 +61,7 @@ def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
             state[name] = tensor
         seen.add(memory)
     if faults:
-        raise TaskBroken("; ".join(faults))
+        raise TaskBroken(*faults)
     return state
 
 
@@ -173,7 +173,7 @@ def first_parameters(task: "Task", model: torch.nn.Module) -> Arrays:
     if task.fit is None:
         faults += training_faults(model)
     if faults:
-        raise TaskBroken("; ".join(faults))
+        raise TaskBroken(*faults)
     return arrays
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from atoll.ground.faults import Refused
 from atoll.training.optimizers.dtensor import is_dtensor
 from atoll.training.optimizers.norms import local, norms_of_shards
 
@@ -148,4 +149,4 @@ def check_ranges(optimizer: str, **options: object) -> None:
         if not RANGES[name][0](given)
     ]
     if faults:
-        raise ValueError(f"{optimizer}: " + "; ".join(faults))
+        raise Refused(*(f"{optimizer}: {fault}" for fault in faults))

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from atoll.ground.faults import Refused
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "sgd": {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0},
     "adam": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
@@ -77,7 +79,7 @@ class OptimizerConfig:
         if not faults and self.nesterov and not self.momentum:
             faults.append(self._fault("nesterov", "needs a momentum"))
         if faults:
-            raise ValueError("; ".join(sorted(faults)))
+            raise Refused(*sorted(faults))
 
     @property
     def options(self) -> dict[str, Any]:

@@ -20,6 +20,8 @@ Cosine: Loshchilov, Hutter, "SGDR", 2017. Warm-up, stable, decay: Hu et al., "Mi
 import math
 from dataclasses import dataclass
 
+from atoll.ground.faults import Refused
+
 KINDS = ("constant", "linear", "cosine", "polynomial", "wsd")
 RULES = ("linear", "sqrt", "none")
 
@@ -70,7 +72,7 @@ class Schedule:
         ]
         faults = [f"schedule.{name}: {rule}, got {getattr(self, name)!r}" for is_met, name, rule in rules if not is_met]
         if faults:
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
 
     def __call__(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0.

@@ -23,6 +23,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, vjp, vmap
 
+from atoll.ground.faults import Refused
 from atoll.training.data.trees import map_tensors
 from atoll.training.private.example_gradients import Gradients, Loss, columns_of, factors_of
 from atoll.training.private.uses import Lookup, Outer, Uses, Whole, squares_of
@@ -32,7 +33,7 @@ Rest = Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]
 """(inputs, output gradients) of rows -> the rows' gradients, by the names of a module's trained parameters."""
 
 
-class NotCaptured(ValueError):
+class NotCaptured(Refused):
     """A layer whose example gradients do not follow from its inputs and output gradients; the message names it."""
 
 

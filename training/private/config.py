@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from atoll.ground.faults import Refused
 from atoll.task.overrides import overridden, type_faults
 
 EXAMPLE, NONE = "example", "none"
@@ -37,7 +38,7 @@ class PrivacyConfig:
 
     def __post_init__(self) -> None:
         if faults := type_faults(self, "privacy") or _faults(self):
-            raise ValueError("; ".join(faults))
+            raise Refused(*faults)
 
     @property
     def is_on(self) -> bool:

@@ -73,7 +73,7 @@ def check_terms(given: Given, task: Task, algorithm: str) -> PrivateTerms | None
     if not given.private:
         return None
     if faults := [*_faults(task, algorithm)]:
-        raise TaskBroken("; ".join(faults))
+        raise TaskBroken(*faults)
     return PrivateTerms.read(given.private)
 
 
@@ -90,7 +90,7 @@ def check_model(model: torch.nn.Module) -> None:
         for module, mode in modes:
             module.training = mode
     if faults:
-        raise TaskBroken("; ".join(faults))
+        raise TaskBroken(*faults)
 
 
 NOT_A_TASK = (
@@ -238,5 +238,5 @@ def try_gradients(
     if fault := delta_fault(delta, len(data)):
         faults.append(fault)
     if faults or gradients is None:
-        raise TaskBroken("; ".join(faults))
+        raise TaskBroken(*faults)
     return gradients

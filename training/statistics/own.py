@@ -41,7 +41,7 @@ def own_parts(given: Any, split: str) -> SiteStatistics:
     found = {name: item if isinstance(item, Statistic) else Statistic(item) for name, item in given.items()}
     arrays = {name: _array(item.value) for name, item in found.items()}
     if faults := [*_faults(found, arrays)]:
-        raise TaskBroken("statistics: " + "; ".join(faults))
+        raise TaskBroken(*(f"statistics: {fault}" for fault in faults))
     parts: dict[Place, Part] = {}
     withheld: dict[Place, str] = {}
     for name, item in found.items():

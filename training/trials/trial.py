@@ -48,7 +48,7 @@ def refuse(trials: Iterable[Trial[Way]], way: Way) -> None:
     """
     for trial in trials:
         if faults := [*trial(way)]:
-            raise TaskBroken("; ".join(faults)) from getattr(faults[0], "cause", None)
+            raise TaskBroken(*faults) from getattr(faults[0], "cause", None)
 
 
 @contextmanager

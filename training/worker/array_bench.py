@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from atoll.ground.faults import faults_in
 from atoll.task.array_task import ArrayTask, Instructions, checked
 from atoll.task.array_values import valued
 from atoll.task.arrays import Arrays, check_finite, check_grows, check_like, check_rows_like, layout_of
@@ -66,7 +67,7 @@ class ArrayBench(AllTravels):
         try:
             check_finite(arrays, "initial model")
         except NotFinite as error:
-            raise TaskBroken(str(error)) from error
+            raise TaskBroken(*faults_in(error)) from error
         return arrays
 
     def settings(self) -> list[str]:

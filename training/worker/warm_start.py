@@ -27,10 +27,6 @@ Aliases = Mapping[str, Sequence[str]]
 class StartRefused(TaskMismatch):
     """The file does not fit the model; the message lists every difference, each of them one of the faults."""
 
-    def __init__(self, *faults: str) -> None:
-        super().__init__("; ".join(faults))
-        self.faults = faults
-
 
 @dataclass(frozen=True, slots=True)
 class Start:

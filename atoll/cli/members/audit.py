@@ -2,13 +2,10 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,13 +14,22 @@ from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, note, say, table
 from atoll.cli.waiting import waiting_for
 from atoll.ground.printable import count_of, instead_of, printable, printable_size
+from atoll.operations.audit import (
+    event_of,
+    faults_in,
+    newest_events,
+    opened_log,
+    reading_log,
+    soundness,
+    summary_of,
+    verified_log,
+)
 from atoll.operations.faults import CommandError
 from atoll.operations.place import STATE, is_elsewhere
 from atoll.protocol.signals import ExitCode
 
 if TYPE_CHECKING:
-    from atoll.protocol.audit.chain import Checkpoint, Line, Verifier
-    from atoll.server.audit.reading import Source
+    from atoll.protocol.audit.chain import Checkpoint, Verifier
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="Verify, show and export a coordinator's audit log.")
 
@@ -53,6 +59,15 @@ ActionIs = Annotated[
     str, typer.Option("--action", metavar="A", help="Only events of this action: `run.stop`, or `run` for all of run.")
 ]
 Actor = Annotated[str, typer.Option("--actor", metavar="NAME", help="Only events of this actor.")]
+Before = Annotated[
+    int,
+    typer.Option(
+        "--before",
+        metavar="SEQ",
+        callback=options.between(0, 2**53),
+        help="Only events before the line of this number; 0: up to the end.",
+    ),
+]
 Since = Annotated[
     str,
     typer.Option("--since", metavar="TIME", help="First instant, such as 2026-01-31T12:00Z; UTC without a time zone."),
@@ -87,14 +102,11 @@ def verify(
     of it is. Exit code 0: no fault; 1: faults. A log that was cut off at its end, or rewritten by a holder of its key,
     fails only against a checkpoint that was stored elsewhere: name it with --checkpoint.
     """
-    from atoll.server.audit.reading import verify as verify_source
-
     expected = _checkpoints(known)
-    with _source(files, key, state, archives) as opened, _reading(opened) as source:
-        found = verify_source(source, expected)
+    with opened_log(state, files=files or (), archives=archives or (), key=key) as source:
+        found, document = verified_log(source, expected)
     if json:
-        repairs = {"mended": [_event(line) for line in found.mended], "cut_files": [path.name for path in source.cut]}
-        as_json(_summary(found) | repairs | _faults(found))
+        as_json(document)
     else:
         _say_verdict(found, source.cut)
     if found.num_faults:
@@ -107,25 +119,23 @@ def show(
     last: Last = 20,
     action: ActionIs = "",
     actor: Actor = "",
+    before: Before = 0,
     archives: Archives = None,
     state: options.State = STATE,
     json: options.Json = False,
 ) -> None:
     """Show the newest events, and the newest checkpoint, to store elsewhere. `atoll audit verify` checks them."""
-    from atoll.server.audit.reading import last_checkpoint, last_events
-
-    with _source(files, None, state, archives) as opened, _reading(opened) as source:
-        lines = last_events(source, last, action=action, actor=actor)
-        if not lines and action:
-            _check_action(action)
-        newest = last_checkpoint(source)
+    with opened_log(state, files=files or (), archives=archives or ()) as source:
+        found = newest_events(source, last, action=action, actor=actor, before=before)
+    if not found["events"] and action:
+        _check_action(action)
     if json:
-        as_json({"events": [_event(line) for line in lines], "checkpoint": str(newest) if newest else None})
+        as_json(found)
         return
     shown = ("seq", "time", "actor", "role", "action", "object", "outcome")
-    rows = [[printable(str(_event(line)[name])) for name in shown] for line in lines]
+    rows = [[printable(str(event[name])) for name in shown] for event in found["events"]]
     table(shown, rows, empty="no such event")
-    note(f"checkpoint {newest}" if newest else "no checkpoint yet")
+    note(f"checkpoint {found['checkpoint']}" if found["checkpoint"] else "no checkpoint yet")
 
 
 @app.command()
@@ -141,13 +151,13 @@ def export(
     from atoll.server.audit.reading import between
 
     begin, end = _period(since, until)
-    with _source(files, None, state, archives) as source:
+    with opened_log(state, files=files or (), archives=archives or ()) as source:
         if out is None:
             for line in between(source, begin, end):
                 sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
             return
-        with out.open("xb") as file, _reading(source) as shown:
+        with out.open("xb") as file, reading_log(source) as shown:
             file.writelines(between(shown, begin, end))
 
 
@@ -189,7 +199,7 @@ def as_archived(folder: Path, out: Path, writer: str, *, json: bool) -> None:
     found = done.found
     if json:
         lines = {"first": done.first, "last": done.last, "bytes": done.num_bytes} if done.files else {}
-        as_json({"out": str(out), "files": [path.name for path in done.files], **lines, **_faults(found)})
+        as_json({"out": str(out), "files": [path.name for path in done.files], **lines, **faults_in(found)})
     else:
         _say_faults(found)
         if done.files:
@@ -201,38 +211,6 @@ def as_archived(folder: Path, out: Path, writer: str, *, json: bool) -> None:
         what = "the archived lines have" if done.files else f"nothing is archived: the log in {folder} has"
         note(f"FAULTY: {what} {count_of(found.num_faults, 'fault')}: keep {out if done.files else 'it'} as evidence")
         raise typer.Exit(ExitCode.FAILED)
-
-
-@contextmanager
-def _source(files: list[Path] | None, key: Path | None, state: Path, archives: list[Path] | None) -> "Iterator[Source]":
-    """Open the log for reading: the named files, the state directory's log, or a copy from the joined coordinator."""
-    from atoll.operations import admin
-    from atoll.protocol.audit.files import audit_folder
-    from atoll.server.audit.reading import Source
-
-    with ExitStack() as stack:
-        if files:
-            source = Source.of_files(files)
-        elif is_elsewhere(state):
-            copy = Path(stack.enter_context(TemporaryDirectory(prefix="atoll-audit-")))
-            folder = audit_folder(copy)
-            folder.mkdir()
-            admin.fetch_audit_log(state, folder)
-            source = Source.of_state(copy)
-        else:
-            with waiting_for(f"the lock of the audit log {audit_folder(state)}", "until its holder has written"):
-                source = Source.of_state(state)
-        source = source.behind(archives) if archives else source
-        yield source.with_key(key) if key is not None else source
-
-
-@contextmanager
-def _reading(source: "Source") -> "Iterator[Source]":
-    """Print, when the block takes long, that the log is being read, and how much of it is left."""
-    num_bytes = sum(size for _, size in source.files)
-    reading = waiting_for("the end of the audit log", f"its {printable_size(num_bytes)} are read from the beginning")
-    with reading as wait:
-        yield replace(source, on_bytes=lambda more: wait.advance(more, num_bytes))
 
 
 def _check_action(action: str) -> None:
@@ -296,25 +274,6 @@ def _instant(option: str, text: str, faults: list[str]) -> str:
     return instant((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp())
 
 
-def _summary(found: "Verifier") -> dict[str, Any]:
-    newest, first = found.last_checkpoint, found.first
-    return {
-        "events": found.events,
-        "checkpoints": found.checkpoints,
-        "first": first.seq if first is not None else None,
-        "last": found.newest.seq if found.newest is not None else None,
-        "unsigned": found.unsigned,
-        "checkpoint": str(newest.checkpoint) if newest is not None else None,
-        "checkpoint_time": newest.time if newest is not None else None,
-        "key": found.key,
-        "relies_on": None if found.archived is None else found.archived.prev,
-    }
-
-
-def _faults(found: "Verifier") -> dict[str, Any]:
-    return {"num_faults": found.num_faults, "faults": [str(fault) for fault in found.faults]}
-
-
 def _say_faults(found: "Verifier") -> None:
     for fault in found.faults:
         say(printable(str(fault)))
@@ -324,12 +283,12 @@ def _say_faults(found: "Verifier") -> None:
 
 def _say_verdict(found: "Verifier", cut: Sequence[Path]) -> None:
     for line in found.mended:
-        event = _event(line)
+        event = event_of(line)
         say(printable(f"line {line.seq} of {line.time}: {event['action']}: {event['object']}: {event['outcome']}"))
     for path in cut:
         say(printable(f"{path.name}: the bytes that were cut off, beside the log"))
     _say_faults(found)
-    what = _summary(found)
+    what = summary_of(found)
     lines = "" if found.first is None else f", lines {what['first']} to {what['last']}"
     say(f"{count_of(what['events'], 'event')} and {count_of(what['checkpoints'], 'checkpoint')}{lines}")
     if (archived := found.archived) is not None:
@@ -345,27 +304,4 @@ def _say_verdict(found: "Verifier", cut: Sequence[Path]) -> None:
             f"{count_of(what['unsigned'], 'event at the end is', 'events at the end are')} not "
             "signed by a checkpoint yet"
         )
-    say(f"FAULTY: {count_of(found.num_faults, 'fault')}" if found.num_faults else _soundness(what["first"]))
-
-
-def _soundness(first: int) -> str:
-    """Return the verdict on a log without faults, with the lines that it covers."""
-    nothing = "nothing is changed, missing or out of order"
-    if first == 0:
-        return f"sound: {nothing}"
-    return f"sound from line {first} on: {nothing} there; earlier lines were not checked"
-
-
-def _event(line: "Line") -> dict[str, Any]:
-    event = line.event
-    assert event is not None
-    return {
-        "seq": line.seq,
-        "time": event.time,
-        "actor": event.actor,
-        "role": event.role,
-        "action": event.action,
-        "object": event.object,
-        "outcome": event.outcome,
-        "digests": dict(event.digests),
-    }
+    say(soundness(found.num_faults, what["first"]))

@@ -10,7 +10,8 @@ import typer
 from atoll.cli import options
 from atoll.cli.command import if_stopped
 from atoll.cli.group import Commands
-from atoll.cli.printing import as_json, clock, note, say, shortened
+from atoll.cli.printing import as_json, clock, note, say
+from atoll.ground.printable import shortened
 from atoll.operations.faults import CommandError
 from atoll.protocol.identity.names import Role
 

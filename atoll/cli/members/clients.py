@@ -7,9 +7,8 @@ import typer
 
 from atoll.cli import completion, options
 from atoll.cli.group import Commands
-from atoll.cli.printing import as_json, clock, note, say, seconds, shortened, table
-from atoll.ground.printable import instead_of
-from atoll.operations.faults import CommandError
+from atoll.cli.printing import as_json, clock, note, say, seconds, table
+from atoll.ground.printable import shortened
 from atoll.operations.place import STATE
 from atoll.operations.views import read_pages, read_view
 from atoll.protocol.identity.names import Role
@@ -181,35 +180,13 @@ def revoke(
     Its runs continue without it. A new join code for the same name makes it a member again. A name that is not in
     `atoll client members` is refused, unless --made-by-hand says that it has a certificate all the same.
     """
-    from atoll.operations import admin
+    from atoll.operations.members import revoke_member
 
-    admin.check_member(role, name)
-    members = admin.members(state).members
-    is_known = any((row.role, row.name) == (role, name) for row in members)
-    if not is_known and not made_by_hand:
-        raise CommandError(*unknown_member(role, name, {(Role(row.role), row.name): row.standing for row in members}))
-    admin.revoke(state, role, name)
+    is_known = revoke_member(state, role, name, made_by_hand=made_by_hand)
     if json:
         as_json({"role": role, "name": name, "standing": "revoked", "was_known": is_known})
         return
     note(f"{role} {name} is revoked")
-
-
-def unknown_member(role: Role, name: str, standings: Mapping[tuple[Role, str], str]) -> tuple[str, str]:
-    """Return the refusal to revoke a name that no member has, with the names that it may stand for.
-
-    Args:
-        role: the role of the name.
-        name: the name.
-        standings: the standing of each member.
-    """
-    others = [other for other, known in standings if known == name and other is not role]
-    names = sorted(known for (other, known), standing in standings.items() if other is role and standing != "revoked")
-    elsewhere = f"; {name} is {' and '.join(others)} here (--role ROLE)" if others else ""
-    return (
-        f"no {role} {name!r} was invited or enrolled here, so nothing is revoked{elsewhere}{instead_of(name, names)}",
-        "a certificate that was made by hand (`atoll authority issue`) may be listed nowhere: add --made-by-hand",
-    )
 
 
 @app.command("members")

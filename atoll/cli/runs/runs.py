@@ -6,13 +6,13 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.group import Commands
-from atoll.cli.printing import as_json, best_text, clock, metrics_text, note, say, shortened, table
+from atoll.cli.printing import as_json, best_text, clock, metrics_text, note, say, table
 from atoll.cli.runs.sites import show_sites
 from atoll.cli.runs.statistics import statistics
-from atoll.ground.printable import count_of
+from atoll.ground.printable import count_of, shortened
 from atoll.operations.faults import CommandError
 from atoll.operations.place import STATE, is_elsewhere
-from atoll.operations.runs import resume_run, start_run
+from atoll.operations.runs import resume_run, sentence_of, start_run
 from atoll.operations.views import read_view
 from atoll.protocol.paging import Paging
 from atoll.protocol.run_names import RunNotNamed, only_named
@@ -249,4 +249,4 @@ def _report(reply: "RunReply", json: bool) -> None:
     if json:
         as_json({"run": reply.run_id, "state": reply.state, "message": reply.message})
     else:
-        say(f"{reply.run_id} is {reply.state}" + (f": {reply.message}" if reply.message else ""))
+        say(sentence_of(reply))

@@ -37,7 +37,7 @@ def faults_at_the_site(settings: "AgentConfig", references: Sequence[str]) -> li
             else:
                 tasks[reference] = load_user_task(reference)
         except CommandError as error:
-            faults += error.args
+            faults += error.faults
     if len(tasks) == len(references):
         of_settings = _faults_of_settings(settings.task, tasks)
         _note_unknown_site(settings.site, tasks)

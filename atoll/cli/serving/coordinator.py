@@ -9,8 +9,9 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.command import current, if_stopped
-from atoll.cli.printing import note, say_settings, shortened
+from atoll.cli.printing import note, say_settings
 from atoll.cli.waiting import waiting_for
+from atoll.ground.printable import shortened
 from atoll.ground.process.loading import loading
 from atoll.ground.version import __version__
 from atoll.operations.faults import CommandError

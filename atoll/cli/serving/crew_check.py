@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from atoll.cli.printing import note
+from atoll.ground.faults import faults_in
 from atoll.ground.printable import count_of, printable_size
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _choice(crew: "CrewConfig", task: "Task", device: str) -> "Choice":
         machine = machine_of(device_of({"device": device}), crew.num_here)
         return choice_for(task, task.local, "fedavg", crew.num_ranks, machine, crew.plan)
     except (TaskBroken, ValueError) as error:
-        raise ConfigError(str(error).split("; ")) from error
+        raise ConfigError(faults_in(error)) from error
 
 
 def document(needs: Mapping[str, Needs]) -> dict[str, Any]:

@@ -9,8 +9,12 @@ TABS = (
     ("sites", "Sites"),
     ("versions", "Versions"),
     ("policy", "Policy"),
+    ("privacy", "Privacy"),
 )
 """The pages of a deployed run: the end of each address, and its name."""
+
+OF_COORDINATOR = (("members", "Members"), ("statistics", "Statistics"), ("audit", "Audit"), ("alerts", "Alerts"))
+"""The pages of a coordinator: the begin of each address, and its name."""
 
 
 def of_run(place: int, run: str, page: str = "", **query: object) -> str:
@@ -25,6 +29,18 @@ def of_run(place: int, run: str, page: str = "", **query: object) -> str:
     path = f"/runs/{place}/{segment(run)}" + (f"/{page}" if page else "")
     given = {name: value for name, value in query.items() if value not in ("", None, False)}
     return path + (f"?{urlencode(given)}" if given else "")
+
+
+def of_place(place: int, page: str, **query: object) -> str:
+    """Return the address of a page of a place; empty values of the query are left out."""
+    given = {name: value for name, value in query.items() if value not in ("", None, False)}
+    return f"/{page}/{place}" + (f"?{urlencode(given)}" if given else "")
+
+
+def of_members(place: int, page: str = "", **query: str) -> str:
+    """Return the address of the members of a place, or of a page below it; arguments as of `of_run`."""
+    path = f"/members/{place}" + (f"/{page}" if page else "")
+    return path + (f"?{urlencode(query)}" if query else "")
 
 
 def segment(name: str) -> str:
@@ -70,7 +86,11 @@ def trail(place: int, label: str, run: str = "") -> list[tuple[str, str]]:
     return [*above, (run, of_run(place, run))] if run else above
 
 
-def tabs(place: int, run: str, *, has_members: bool = True) -> list[tuple[str, str]]:
+def tabs(place: int, run: str) -> list[tuple[str, str]]:
     """Return the pages beside a page of a deployed run."""
-    found = [(name, of_run(place, run, page)) for page, name in TABS]
-    return [*found, ("Members", f"/members/{place}")] if has_members else found
+    return [*((name, of_run(place, run, page)) for page, name in TABS), *tabs_of_coordinator(place)]
+
+
+def tabs_of_coordinator(place: int) -> list[tuple[str, str]]:
+    """Return the pages of a coordinator."""
+    return [(name, of_place(place, page)) for page, name in OF_COORDINATOR]

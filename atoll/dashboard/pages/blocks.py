@@ -1,4 +1,4 @@
-"""The blocks of a page: facts, tables, sentences, curves, bars, and a grid of fates."""
+"""The blocks of a page: facts, tables, sentences, curves, bars, a grid of fates, and forms."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +20,9 @@ GLYPHS = {
     "committed": "✓",
     "finished": "✓",
     "member": "✓",
+    "opened": "✓",
+    "approved": "✓",
+    "allowed": "✓",
     "joined": "…",
     "waiting": "…",
     "selecting": "…",
@@ -41,6 +44,9 @@ GLYPHS = {
     "unreadable": "✗",
     "interrupted": "‖",
     "refused": "⊘",
+    "rejected": "⊘",
+    "dropped": "⊘",
+    "undecided": "…",
     "revoked": "⊘",
     "lost": "⌁",
     "lapsed": "◷",
@@ -79,10 +85,10 @@ class Facts:
 
 @dataclass(frozen=True)
 class Field:
-    """An input of a form that narrows a list.
+    """An input of a form.
 
     Args:
-        name: its name in the address.
+        name: its name in the address, or in what is sent.
         label: its label.
         value: its present value.
         choices: the allowed values; empty: any text.
@@ -176,7 +182,29 @@ class Grid:
     kind: Literal["grid"] = "grid"
 
 
-Block = Facts | TableBlock | Sentences | Text | Curves | Timeline | Grid
+@dataclass(frozen=True)
+class Form:
+    """A form that changes something, or that leads to such a form.
+
+    Args:
+        title: its title.
+        action: the address that it is sent to.
+        button: the text of its button.
+        fields: its inputs.
+        token: the token of the visitor's forms; empty: it leads to a page.
+        note: a sentence below it.
+    """
+
+    title: str
+    action: str
+    button: str
+    fields: Sequence[Field] = ()
+    token: str = ""
+    note: str = ""
+    kind: Literal["form"] = "form"
+
+
+Block = Facts | TableBlock | Sentences | Text | Curves | Timeline | Grid | Form
 
 
 @dataclass(frozen=True)

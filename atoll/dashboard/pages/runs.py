@@ -71,7 +71,7 @@ def runs(places: Sequence[OfPlace], *, state: str = "", text: str = "") -> Page:
                 [_row(place, row) for row in wanted[:ROWS_MAX]],
                 left_out(len(wanted), ROWS_MAX, "older run", "narrow by state or text"),
                 "no run here yet" if not place.rows else "no such run",
-                [("Members", f"/members/{place.number}")] if place.kind == "deployed" else [],
+                addresses.tabs_of_coordinator(place.number) if place.kind == "deployed" else [],
                 fields,
             )
         )
@@ -117,7 +117,7 @@ def members(place: int, label: str, rows: Sequence[Row], *, role: str = "", stan
             Field("text", "name", text),
         ],
     )
-    return Page("Members", [table], addresses.trail(place, label))
+    return Page("Members", [table], addresses.trail(place, label), addresses.tabs_of_coordinator(place))
 
 
 def _counts(row: Row, state: str, text: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from atoll.exports.tools import parsed
+from atoll.ground.faults import faults_in
 from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError
 from atoll.operations.load import load_user_task, missing_file, overriding
@@ -93,7 +94,7 @@ def job_of(request: TrainRequest, task: Task | ArrayTask | None = None) -> Job:
             check_job(job, world_size(request))
             return job
         except JobRefused as error:
-            faults += str(error).split("; ")
+            faults += faults_in(error)
         except CommandError as error:
             faults += error.faults
         except Exception as error:  # any: the user's code builds the model
@@ -171,7 +172,7 @@ def _changed(
     try:
         return change(settings, given)
     except ValueError as error:
-        faults += str(error).split("; ")
+        faults += faults_in(error)
     return settings
 
 
@@ -195,7 +196,7 @@ def _plans(request: TrainRequest, given: Mapping[str, Any], faults: list[str]) -
             return possible_plans(world_size(request), settings)
         return [given_plan(request.mesh or f"dp={world_size(request)}", settings)]
     except ValueError as error:
-        faults += str(error).split("; ")
+        faults += faults_in(error)
     return []
 
 
@@ -214,14 +215,14 @@ def _job_with(plans: Sequence[Plan], request: TrainRequest, job: Job) -> Job:
         try:
             check_job(replace(job, plan=plan), world_size(request))
         except JobRefused as error:
-            return str(error).split("; ")
+            return list(faults_in(error))
         return []
 
     try:
         machine = machine_of(device_of(request), world_size(request))
         choice = choose(model_on_meta(job.task), plans, machine, optimizer=_optimizer(job), faults_of=faults_of)
     except ValueError as error:
-        raise JobRefused(str(error)) from error
+        raise JobRefused(*faults_in(error)) from error
     if read_world().is_first:
         note(f"mesh auto is {choice.why}")
     return replace(job, plan=choice.plan)

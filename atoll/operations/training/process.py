@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from atoll.exports.folders import TrainingFolder
+from atoll.ground.faults import faults_in
 from atoll.operations.exports import live_export
 from atoll.operations.faults import TEMPORARY, CommandError, RunCrashed, RunFailed, temporary_cause
 from atoll.operations.reporter import interruptible
@@ -152,7 +153,7 @@ def _failure_of(error: Exception, request: TrainRequest) -> CommandError | None:
         said = (str(error),) if isinstance(error, FAILED) else ()
         return TryAgain(*said, f"--out: {disk_fault(cause, request.folder, START_BYTES)}")
     if isinstance(error, REFUSED):
-        return CommandError(*str(error).split("; "))
+        return CommandError(*faults_in(error))
     if isinstance(error, FAILED):
         return RunFailed(str(error))
     if not is_lost_peer(error) and (line := failure_of_the_task(error)) is not None:

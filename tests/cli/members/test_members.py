@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import options
-from atoll.cli.members.clients import unknown_member
+from atoll.operations.members import unknown_member
 from atoll.protocol.identity.join_code import JoinCode
 from atoll.protocol.identity.names import Identity, Role
 from atoll.server.identity.register import Register

@@ -3,8 +3,8 @@
 from typing import Any
 
 from atoll.dashboard.charts import CURVES_MAX
-from atoll.dashboard.pages import rounds, run, runs, sites, versions
-from atoll.dashboard.pages.blocks import Curves, Grid, Sentences, TableBlock, Timeline
+from atoll.dashboard.pages import alerts, audit, privacy, rounds, run, runs, sites, statistics, versions
+from atoll.dashboard.pages.blocks import JSON_HAS_ALL, Curves, Facts, Grid, Sentences, TableBlock, Timeline
 from atoll.dashboard.pages.runs import OfPlace
 from tests.dashboard.conftest import HOSTILE
 
@@ -153,3 +153,90 @@ def test_the_policy_counts_what_ended_the_rounds() -> None:
     assert cells == [["committed", "enough", "3", "75%"], ["abandoned", "quorum", "1", "25%"]]
     cells = [[cell.text for cell in row] for row in of_fates.rows]
     assert cells == [["reported", "8", "66.7%"], ["lost", "4", "33.3%"]]
+
+
+def test_statistics_of_many_sites_and_labels_have_ten_thousand_cells() -> None:
+    counts = {str(label): 1 for label in range(400)}
+    part = {"labels": {"target": {"counts": counts, "sites": 1}, "other": {"counts": counts, "sites": 1}}}
+    found: dict[str, Any] = {
+        **{"number": 3, "task": HOSTILE, "asked": NAMES[:400], "answered": NAMES[:400], "ended_at": 1.0},
+        **{"refused": dict.fromkeys(NAMES, "why"), "merged": {"train": part}, "not_merged": {}, "left_out": {}},
+        **{"sites": {name: {"train": part} for name in NAMES[:400]}, "not_shown": {}},
+    }
+    page = statistics.statistics(1, "state", found)
+    tables, told = blocks_of(page, TableBlock), blocks_of(page, Sentences)
+    assert [len(table.columns) for table in tables] == [300, 300]
+    assert sum(len(row) for table in tables for row in table.rows) <= 10_000
+    assert tables[0].note.startswith("102 columns left out")
+    assert "367 rows left out" in tables[0].note
+    assert [*tables[1].rows] == []
+    assert (len(told[0].lines), told[0].note) == (200, f"2800 sentences left out: {JSON_HAS_ALL}")
+    assert "\u202e" not in page.lead
+    assert page.tabs[-2:] == [("Statistics 2", "/statistics/1?number=2"), ("Newest", "/statistics/1")]
+
+
+def test_privacy_has_the_budget_the_curve_and_the_sessions_by_stage() -> None:
+    sent = {"keys": 3, "shares": 3, "masked": 2, "signed": 0, "revealed": 0}
+    one = {"round": 7, "session": 0, "attempt": 1, "stage": "masking", "members": 3, "threshold": 2, "sent": sent}
+    one |= {"left": 1, "left_out": [HOSTILE], "wrong": [], "is_dropped": False, "detail": ""}
+    guarantee = {"sentence": "One client is protected.", "epsilon": 2.5, "epsilon_max": 8.0, "delta": 1e-5}
+    guarantee |= {"participations_max": 4, "clients": 9, "clients_with_budget": 0}
+    spent = [{"round": number, "epsilon": 0.5 * number} for number in range(1, 6)] + [{"round": 6, "epsilon": None}]
+    page = privacy.privacy(1, "state", "r", guarantee, [one | {"round": n} for n in range(600)], spent)
+    (budget,), (curves,), (table,) = (blocks_of(page, kind) for kind in (Facts, Curves, TableBlock))
+    assert dict(budget.rows)["clients with budget left"].mark == "lapsed"
+    assert curves.charts[0].lines[0].newest == "2.5"
+    assert [cell.text for cell in table.rows[0]][:11] == ["599", "0", "1", "masking", "3", "2", "3", "3", "2", "0", "0"]
+    assert "\u202e" not in table.rows[0][-1].text
+    assert (len(table.rows), table.note) == (500, "100 sessions left out: the pages of the rounds have them")
+    nothing = privacy.privacy(1, "state", "r", None, [], [])
+    assert blocks_of(nothing, Sentences)[0].lines == [privacy.NONE]
+
+
+def test_a_log_that_is_faulty_shows_its_faults_and_one_that_is_verified_says_so() -> None:
+    event = dict.fromkeys(("time", "actor", "role", "action", "object", "outcome"), HOSTILE) | {"digests": {}}
+    document = {"events": [event | {"seq": n} for n in range(40, 60)], "checkpoint": None}
+    found = {"num_faults": 130, "faults": [f"line {n}" for n in range(100)], "first": 0, "last": 59, "unsigned": 2}
+    found |= {"key": "ab", "checkpoint_time": None, "relies_on": None}
+    page = audit.audit(1, "state", "audit", document, audit.Proof(1.0, found, "FAULTY: 130 faults"), {}, count=20)
+    (proof,), (faults,), (table,) = (blocks_of(page, kind) for kind in (Facts, Sentences, TableBlock))
+    assert dict(proof.rows)["chain"].mark == "failed"
+    assert (len(faults.lines), faults.note) == (100, "30 faults more")
+    assert [row[0].text for row in table.rows][:2] == ["59", "58"]
+    assert table.links == [("Older", "/audit/1?before=40")]
+    later = audit.audit(1, "state", "audit", document, audit.Proof(), {"before": "60", "actor": "a&b"}, count=30)
+    assert later.every > 0
+    assert blocks_of(later, TableBlock)[0].links == [("Newest", "/audit/1?actor=a%26b")]
+    away = audit.audit(1, "state", "audit", document, audit.Proof(sentence="no answer"), {}, count=30)
+    assert away.every == 0
+    assert dict(blocks_of(away, Facts)[0].rows)["chain"].text == "no answer"
+
+
+def test_an_alert_leads_to_the_page_to_look_at() -> None:
+    def row(condition: str, subject: str = "r", run: str = "") -> dict[str, Any]:
+        return {
+            "level": "warning",
+            "condition": condition,
+            "subject": subject,
+            "run": run,
+            "sentence": "s",
+            "docs": "d",
+        }
+
+    rows = [
+        row("AtollRunFailed", run="r"),
+        row("AtollRoundsAbandoned", run="r"),
+        row("approval", f"r at {HOSTILE}", "r"),
+        row("away", "north"),
+        row("audit"),
+        row("disk", "/state"),
+    ]
+    (table,) = alerts.alerts(1, "state", rows, []).blocks
+    assert isinstance(table, TableBlock)
+    hrefs = [line[3].href for line in table.rows]
+    assert hrefs[:2] == ["/runs/1/r", "/runs/1/r/rounds"]
+    assert hrefs[2].startswith("/runs/1/r/site?name=%3Cscript%3E")
+    assert hrefs[3:] == ["/members/1", "/audit/1", ""]
+    (table,) = alerts.alerts(1, "state", rows * 300, []).blocks
+    assert isinstance(table, TableBlock)
+    assert (len(table.rows), table.note) == (1_000, f"800 conditions left out: {JSON_HAS_ALL}")

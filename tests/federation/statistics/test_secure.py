@@ -1,6 +1,5 @@
 """Statistics in a secure sum, as operators run them: processes, certificates, pinned peers, kill -9 of both sides."""
 
-import csv
 import json
 import math
 import subprocess
@@ -8,7 +7,6 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tests.federation.processes import ATOLL, federation
 from tests.federation.statistics import csv_sites_task
@@ -35,26 +33,6 @@ features = {{age = {EDGES}, income = [9e8, 1.1e9]}}
 """
 
 
-@pytest.fixture
-def rows(tmp_path):
-    """Write the file of each site, and return its features and outcomes."""
-    found = {}
-    for number, site in enumerate(SITES):
-        draws = np.random.default_rng(number)
-        size = 30 + 10 * number
-        features = draws.normal([60, 120, 1e9], [20, 20, 7], size=(size, 3))
-        features[draws.random((size, 3)) < 0.1] = np.nan
-        features[0, 0] = 130.0  # beyond the last edge
-        outcomes = draws.integers(0, 4, size)
-        with (tmp_path / f"{site}.csv").open("w", newline="") as file:
-            table = csv.writer(file)
-            table.writerow(["split", *csv_sites_task.FEATURES, "outcome"])
-            for row, outcome in zip(features, outcomes, strict=True):
-                table.writerow(["train", *("" if np.isnan(x) else repr(float(x)) for x in row), outcome])
-        found[site] = features, outcomes
-    return found
-
-
 def asking(it, *more):
     plan = it.folder / "plan.toml"
     plan.write_text(PLAN)
@@ -63,9 +41,30 @@ def asking(it, *more):
 
 
 def hosting(it, environment=()):
+    it.log_before = len(it.log("coordinator")) if (it.folder / "coordinator.log").exists() else 0
     addresses = (f"coordinator.listen={it.address}", "coordinator.enrol=127.0.0.1:0")
     settings = [part for each in addresses for part in ("--set", each)]
     it.start("coordinator", "coordinator", "--state", it.state, *settings, **dict(environment))
+
+
+def serving(it, site, environment=()):
+    """Start the agent of a site that demands sums, and lets merged statistics leave."""
+    policy = it.folder / f"{site}.toml"
+    policy.write_text(DEMANDS.replace("[secure]", 'statistics = "merged"\nstatistics_min_count = 1\n[secure]'))
+    settings = {"exit_when_done": False, "threads": 1, "policy": policy, "task.folder": it.folder}
+    it.agent(site, environment=environment, **settings)
+
+
+def started(it, sites, crash_at):
+    """Start the agents of sites, some of which die at a crash point, and wait for them."""
+    for site in sites:
+        serving(it, site, {"ATOLL_CRASH_AT": crash_at[site]} if site in crash_at else {})
+    joined(it, sites)
+
+
+def joined(it, sites):
+    """Wait until sites have joined the newest coordinator."""
+    it.wait_for(lambda: all(f"{site} joined" in it.log("coordinator")[it.log_before :] for site in sites) or None)
 
 
 def rounding(high, mean, sites):
@@ -75,12 +74,12 @@ def rounding(high, mean, sites):
     return len(sites) * (of_squares / 2 + of_total * abs(mean)) * Fraction(1001, 1000)
 
 
-def check_sum(found, rows, sites):
+def check_sum(found, rows, sites, secure=None):
     """Hold a sum against the pooled rows of its sites."""
     features, outcomes = (np.concatenate([rows[site][k] for site in sites]) for k in (0, 1))
     train = found["merged"]["train"]
     assert found["answered"] == [*sites]
-    assert (found["secure"], found["sites"]) == ({"sites": len(sites)}, {})
+    assert (found["secure"], found["sites"]) == (secure or {"sites": len(sites)}, {})
     assert (train["examples"], train["sites"]) == (len(outcomes), len(sites))
     expected = {str(k): int((outcomes == k).sum()) for k in range(3)} | {"other": int((outcomes > 2).sum())}
     assert train["labels"]["target"]["counts"] == expected
@@ -110,26 +109,20 @@ def test_sites_that_demand_sums_add_their_statistics_and_a_killed_agent_and_coor
     with federation(tmp_path, task=TASK) as it:
         introduced(it, SITES)
         hosting(it, {"ATOLL_CRASH_AT": "statistics.sites_kept:1"})
-        for site in SITES:
-            policy = tmp_path / f"{site}.toml"
-            policy.write_text(DEMANDS.replace("[secure]", 'statistics = "merged"\nstatistics_min_count = 1\n[secure]'))
-            settings = {"exit_when_done": False, "threads": 1, "policy": policy, "task.folder": tmp_path}
-            crash = {"ATOLL_CRASH_AT": "agent.promised/joined:1"} if site == "e" else {}
-            it.agent(site, environment=crash, **settings)
-        it.wait_for(lambda: all(f"{site} joined" in it.log("coordinator") for site in SITES) or None)
+        started(it, SITES, {"e": "agent.promised/joined:1"})
         first = asking(it)
         it.running["e"].wait(60)
-        it.agent("e", **settings)
+        serving(it, "e")
         it.running["coordinator"].wait(60)
         _, said = first.communicate(timeout=60)
         assert first.returncode == 2, said
         assert "the coordinator at" in said
-        before = len(it.log("coordinator"))
         hosting(it)
-        it.wait_for(lambda: all(f"{site} joined" in it.log("coordinator")[before:] for site in SITES) or None)
+        joined(it, SITES)
         told, _ = asking(it).communicate(timeout=120)
         found = json.loads(told)
         check_sum(found, rows, "abcd")
+        assert found["refused"]["e"].startswith("not asked: the newest sums")
         assert found["number"] == 2
         said = subprocess.check_output([ATOLL, "run", "statistics", "--show", "0", "--state", it.state], text=True)
         assert "secure sum of 4 of 4 sites" in said

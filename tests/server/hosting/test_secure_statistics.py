@@ -257,7 +257,7 @@ def test_the_sites_of_the_newest_sum_are_asked_again_or_the_operator_names_other
     four = [connection(name) for name in "abcd"]
     abc = (("a", "b", "c"),)
     assert sites_to_ask(config_of(), TASK, four, ()) == Asked((tuple("abcd"),), False)  # type: ignore[arg-type]
-    assert sites_to_ask(config_of(), TASK, four, abc) == Asked((tuple("abc"),), True)  # type: ignore[arg-type]
+    assert sites_to_ask(config_of(), TASK, four, abc) == Asked((tuple("abc"),), True, tuple("d"))  # type: ignore[arg-type]
     named = config_of(sites=["d", "b", "a", "c"])
     assert sites_to_ask(named, TASK, four, abc) == Asked((tuple("abcd"),), True)  # type: ignore[arg-type]
     for config, connections, known, said in (

@@ -226,7 +226,9 @@ def test_each_site_has_its_own_place(whole: Path) -> None:
 
 
 def test_a_base_with_faults_is_refused_when_it_is_made() -> None:
-    with pytest.raises(ValueError, match=r"folder must be a path.*got 7; names must be.*; unused must be a list.*'a'"):
+    with pytest.raises(
+        ValueError, match=r"folder must be.*got 7; Base: names must be.*; Base: unused must be a list.*'a'"
+    ):
         Base(7, names="x", unused="a")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match='base is for tensors that are not exchanged: set travels="trained"'):
         replace(task_of(Base("x")), travels="all")

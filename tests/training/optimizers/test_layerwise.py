@@ -167,10 +167,18 @@ def test_a_state_dict_carries_on_exactly(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "named"),
     [
-        (LARS, {"lr": -1.0, "momentum": 1.0, "trust": 0.0}, r"lars: lr .*-1.0; momentum .*1.0; trust .*0.0"),
-        (LARC, {"lr": 0.1, "weight_decay": -0.5, "trust": -1.0}, r"larc: weight_decay .*-0.5; trust .*-1.0"),
-        (LAMB, {"lr": 0.1, "betas": (0.9, 1.0), "bounds": (2.0, 1.0)}, r"lamb: betas .*\(0.9, 1.0\); bounds .*2.0"),
-        (NovoGrad, {"lr": float("nan"), "eps": 0.0}, r"novograd: lr .*nan; eps .*0.0"),
+        (
+            LARS,
+            {"lr": -1.0, "momentum": 1.0, "trust": 0.0},
+            r"lars: lr .*-1.0; lars: momentum .*; lars: trust .*0.0",
+        ),
+        (LARC, {"lr": 0.1, "weight_decay": -0.5, "trust": -1.0}, r"larc: weight_decay .*-0.5; larc: trust .*-1.0"),
+        (
+            LAMB,
+            {"lr": 0.1, "betas": (0.9, 1.0), "bounds": (2.0, 1.0)},
+            r"lamb: betas .*0.9, 1.0.; lamb: bounds .*2.0",
+        ),
+        (NovoGrad, {"lr": float("nan"), "eps": 0.0}, r"novograd: lr .*nan; novograd: eps .*0.0"),
     ],
 )
 def test_options_out_of_range_are_all_named(kind: Any, options: dict[str, Any], named: str) -> None:

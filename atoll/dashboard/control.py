@@ -1,0 +1,229 @@
+"""The changes that `--control` allows: of runs and members, through the calls that the commands make."""
+
+import json
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import parse_qs
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from atoll.dashboard.access import VISITOR, Forms, Refused, Visitor
+from atoll.dashboard.pages import addresses
+from atoll.dashboard.pages import control as pages
+from atoll.dashboard.pages.blocks import Page, Sentences
+from atoll.dashboard.sources import Source
+from atoll.ground.printable import count_of, printable
+from atoll.interface.errors import AtollError
+
+CHANGES = 4
+"""Largest number of changes that are under way at one time."""
+
+BODY_BYTES_MAX = 16 * 1024
+"""Largest size of what a form sends."""
+
+FORM = "application/x-www-form-urlencoded"
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a form has sent.
+
+    Args:
+        source: the place.
+        run: the run in it; empty: the form is of members.
+        values: the values of its fields.
+        query: the values in its address.
+    """
+
+    source: Source
+    run: str
+    values: Mapping[str, str]
+    query: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        """The number of the place."""
+        return self.source.number
+
+    @property
+    def label(self) -> str:
+        """The name of the place."""
+        return self.source.label
+
+    @property
+    def of_run(self) -> list[tuple[str, str]]:
+        """The pages above a page that changes the run."""
+        above = ("Control", addresses.of_run(self.number, self.run, "control"))
+        return [*addresses.trail(self.number, self.label, self.run), above]
+
+    @property
+    def of_members(self) -> list[tuple[str, str]]:
+        """The pages above a page that changes members."""
+        return pages.trail_of_members(self.number, self.label)
+
+    def check_typed(self, name: str, what: str) -> None:
+        """Check that a name was typed; raises AtollError."""
+        if self.values.get("typed", "").strip() != name:
+            got = self.values.get("typed", "")
+            raise AtollError(f"name: got {got!r}; allowed: {name}, which was not typed, so {what}")
+
+    def value(self, name: str, least: float, most: float) -> float:
+        """Return a number within bounds; raises AtollError."""
+        text = self.values.get(name, "")
+        try:
+            found = float(text)
+        except ValueError:
+            found = math.nan
+        if not least <= found <= most:
+            raise AtollError(f"{name}: got {text!r}; allowed: {least:g} to {most:g}")
+        return found
+
+
+def pause(sent: Sent) -> Page:
+    """Pause a run."""
+    return pages.done(sent.source.controlled().known_run(sent.run).pause(sent.values.get("reason", "")), sent.of_run)
+
+
+def resume(sent: Sent) -> Page:
+    """Continue a run."""
+    return pages.done(sent.source.controlled().known_run(sent.run).resume(), sent.of_run)
+
+
+def stop(sent: Sent) -> Page:
+    """Stop a run, whose name was typed."""
+    sent.check_typed(sent.run, "nothing is stopped")
+    return pages.done(sent.source.controlled().known_run(sent.run).stop(sent.values.get("reason", "")), sent.of_run)
+
+
+def statistics(sent: Sent) -> Page:
+    """Ask the connected sites of a run for statistics, and show them."""
+    deadline = sent.value("deadline", 0.1, pages.DEADLINE_MAX)
+    found = sent.source.controlled().known_run(sent.run).statistics(deadline=deadline)
+    asked = count_of(len(found["asked"]), "site")
+    sentence = f"statistics {found['number']}: {len(found['answered'])} of {asked} answered"
+    again = f"`atoll run statistics --show {found['number']}` prints them"
+    text = json.dumps(found, indent=2, ensure_ascii=False)
+    return pages.done(f"{sentence}; {again}", sent.of_run, text=text)
+
+
+def invite(sent: Sent) -> Page:
+    """Make a join code, which nothing but the answer has."""
+    name, role = sent.values.get("name", "").strip(), sent.values.get("role", "")
+    hours = sent.value("hours", 0.001, 720)
+    code = sent.source.controlled().invite(name, role=role, hours=hours)
+    sentence = f"{role} {name} is invited, for {count_of(hours, 'hour')}; the join code is shown once"
+    return pages.done(sentence, sent.of_members, code=code)
+
+
+def revoke(sent: Sent) -> Page:
+    """Revoke a member, whose name was typed."""
+    name, role = sent.query.get("name", ""), sent.query.get("role", "")
+    sent.check_typed(name, "nothing is revoked")
+    sent.source.controlled().revoke(name, role=role)
+    return pages.done(f"{role} {name} is revoked", sent.of_members)
+
+
+OF_RUNS: Mapping[str, Callable[[Sent], Page]] = {
+    "pause": pause,
+    "resume": resume,
+    "stop": stop,
+    "statistics": statistics,
+}
+OF_MEMBERS: Mapping[str, Callable[[Sent], Page]] = {"invite": invite, "revoke": revoke}
+"""The changes by the ends of their addresses."""
+
+RUN, MEMBERS = "/runs/{place:int}/{run}/control", "/members/{place:int}/control"
+
+
+class Control:
+    """The forms, and what they change.
+
+    Args:
+        source: returns the place of a number.
+        html: renders a page.
+    """
+
+    def __init__(self, source: Callable[[int], Source], html: Callable[[Page], str]) -> None:
+        self._source, self._html, self._forms = source, html, Forms()
+        self._limiter: anyio.CapacityLimiter | None = None
+
+    def routes(self) -> list[Route]:
+        """Return the addresses: forms by GET, changes by POST."""
+        return [
+            Route(RUN, self._page(self._of_run)),
+            Route(MEMBERS, self._page(self._of_members)),
+            Route(f"{MEMBERS}/revoke", self._page(self._of_revocation)),
+            *(Route(f"{RUN}/{name}", self._change(act), methods=["POST"]) for name, act in OF_RUNS.items()),
+            *(Route(f"{MEMBERS}/{name}", self._change(act), methods=["POST"]) for name, act in OF_MEMBERS.items()),
+        ]
+
+    def _of_run(self, sent: Sent, token: str) -> Page:
+        return pages.of_run(sent.number, sent.label, sent.source.controlled().known_run(sent.run).document, token)
+
+    def _of_members(self, sent: Sent, token: str) -> Page:
+        sent.source.controlled()
+        return pages.of_members(sent.number, sent.label, token)
+
+    def _of_revocation(self, sent: Sent, token: str) -> Page:
+        name, role = sent.query.get("name", "").strip(), sent.query.get("role", "")
+        for member in sent.source.controlled().members:
+            if (member["role"], member["name"]) == (role, name):
+                return pages.of_revocation(sent.number, sent.label, member, token)
+        raise AtollError(f"no {role} {name!r} was invited or enrolled here: the page of the members has all")
+
+    def _page(self, page: Callable[[Sent, str], Page]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            sent, token = self._sent(request, {}), self._forms.token(_visitor(request))
+            return HTMLResponse(await self._off_loop(lambda: self._html(page(sent, token))))
+
+        return answer
+
+    def _change(self, act: Callable[[Sent], Page]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            values = await _values(request)
+            self._forms.check(_visitor(request), values.pop("token", ""))
+            sent = self._sent(request, values)
+            try:
+                return HTMLResponse(await self._off_loop(lambda: self._html(act(sent))))
+            except AtollError as error:
+                trail = sent.of_run if sent.run else sent.of_members
+                lines = [printable(fault) for fault in error.faults]
+                return HTMLResponse(self._html(Page("Not done", [Sentences("Why", lines)], trail)), 400)
+
+        return answer
+
+    def _sent(self, request: Request, values: Mapping[str, str]) -> Sent:
+        path = request.path_params
+        run = addresses.name_in(path.get("run", ""))
+        return Sent(self._source(path["place"]), run, values, dict(request.query_params))
+
+    async def _off_loop(self, call: Callable[[], str]) -> str:
+        if self._limiter is None:
+            self._limiter = anyio.CapacityLimiter(CHANGES)
+        return await anyio.to_thread.run_sync(call, limiter=self._limiter)
+
+
+def _visitor(request: Request) -> Visitor:
+    visitor = request.scope[VISITOR]
+    assert isinstance(visitor, Visitor)
+    return visitor
+
+
+async def _values(request: Request) -> dict[str, str]:
+    """Return the values of the fields of a form; raises Refused."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
+        raise Refused(f"a form is sent as {FORM}")
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > BODY_BYTES_MAX:
+            raise Refused(f"a form has at most {BODY_BYTES_MAX} bytes")
+    try:
+        found = parse_qs(body.decode(), keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=16)
+    except ValueError as error:
+        raise Refused("what was sent is no form") from error
+    return {name: values[-1] for name, values in found.items()}

@@ -1,0 +1,258 @@
+"""What is read for each page: of a request the document of `.json`, and the function that makes the page."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from atoll.dashboard.pages import (
+    addresses,
+    alerts,
+    audit,
+    privacy,
+    rounds,
+    run,
+    runs,
+    simulated,
+    sites,
+    statistics,
+    versions,
+)
+from atoll.dashboard.pages.blocks import Page, Sentences
+from atoll.dashboard.sources import Source
+from atoll.ground.printable import printable
+from atoll.interface.deployed import AWAY
+from atoll.interface.errors import AtollError
+
+COUNT, COUNT_MAX = 100, 1_000
+"""Rows of a page of a list: by default, and at most."""
+
+POLICY_ROUNDS = 1_000
+"""Number of the newest rounds over which the page of the policy counts."""
+
+SITE_ROUNDS = 25
+"""Number of the newest rounds on the page of a site."""
+
+FATES_OF_SITE = 300
+"""Number of the newest rounds in which the fates of a site are looked for."""
+
+Document = Any
+Answer = tuple[Document, Callable[[], Page]]
+"""The document of `.json`, or the error that the command ends with; and the function that makes the page."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request asks for.
+
+    Args:
+        source: the place.
+        run: the run in it.
+        path: the other parts of the address.
+        query: the values after `?`.
+    """
+
+    source: Source
+    run: str
+    path: Mapping[str, Any]
+    query: Mapping[str, str]
+    lines: Sequence[tuple[float, str]] = ()
+    """The newest lines of the run's log, if it is followed."""
+
+    def only(self, *names: str) -> dict[str, str]:
+        """Return some values of the query that are not empty."""
+        return {name: self.query[name] for name in names if self.query.get(name)}
+
+    @property
+    def count(self) -> int:
+        """The rows of a page.
+
+        Raises:
+            AtollError: it is no number, or too large.
+        """
+        return self.whole("count", 1, COUNT_MAX, COUNT)
+
+    def whole(self, name: str, least: int, most: int, default: int = 0) -> int:
+        """Return a value of the query that is a whole number.
+
+        Raises:
+            AtollError: it is no number, or out of the range.
+        """
+        text = self.query.get(name, "") or str(default)
+        if not (text.isascii() and text.isdecimal()) or not least <= int(text[:20]) <= most:
+            raise AtollError(f"{name}: got {text[:80]!r}; allowed: {least} to {most:,}")
+        return int(text[:20])
+
+
+def of_run(asked: Asked) -> Answer:
+    """Return a run."""
+    source = asked.source
+    if (found := source.simulated(asked.run)) is not None:
+        document = found.document
+        page = partial(simulated.run, source.number, source.label, asked.run, document, found.lines, found.settings)
+        return document, page
+    here = source.deployed(asked.run)
+    document, toml = here.shown()
+
+    def make() -> Page:
+        newest = here.page("rounds", count=run.ROUNDS_MAX, last=True).rows
+        return run.run(source.number, source.label, document, toml, newest, here.fates(run.ROUNDS_MAX), asked.lines)
+
+    return document, make
+
+
+def of_rounds(asked: Asked) -> Answer:
+    """Return the rounds of a run."""
+    source = asked.source
+    if (found := source.simulated(asked.run)) is not None:
+        page = partial(simulated.run, source.number, source.label, asked.run, found.document, found.lines, "")
+        return found.lines, page
+    filters = asked.only("state", "client", "fate", "text")
+    after = asked.query.get("after", "")
+    seen = source.deployed(asked.run).page("rounds", count=asked.count, after=after, last=True, where=filters)
+    given = filters | asked.only("after", "count")
+    return seen.rows, partial(rounds.rounds, source.number, source.label, asked.run, seen.rows, seen.next, given)
+
+
+def of_round(asked: Asked) -> Answer:
+    """Return a round."""
+    source, number = asked.source, asked.path["number"]
+    if (found := source.simulated(asked.run)) is not None:
+        line = next((line for line in found.lines if line["round"] == number), None)
+        if line is None:
+            raise AtollError(f"the run {asked.run} has no round {number} (it has {len(found.lines)})")
+        return line, partial(simulated.round_, source.number, source.label, asked.run, line)
+    record = source.deployed(asked.run).round(number).record
+    return record, partial(rounds.round_, source.number, source.label, asked.run, record, time.time())
+
+
+def of_sites(asked: Asked) -> Answer:
+    """Return the clients of a run."""
+    source = asked.source
+    filters = asked.only("state", "prefix", "text")
+    after = asked.query.get("after", "")
+    seen = source.deployed(asked.run).page("clients", count=asked.count, after=after, where=filters)
+    given = filters | asked.only("after", "count")
+    return seen.rows, partial(sites.sites, source.number, source.label, asked.run, seen.rows, seen.next, given)
+
+
+def of_site(asked: Asked) -> Answer:
+    """Return a site."""
+    source, here, name = asked.source, asked.source.deployed(asked.run), asked.query.get("name", "")
+    rows = here.page("clients", count=1, where={"prefix": name}).rows
+    client = next((row for row in rows if row["client"] == name), None)
+
+    def make() -> Page:
+        own = here.page("rounds", count=SITE_ROUNDS, last=True, where={"client": name}).rows
+        fates, metrics = here.fates(FATES_OF_SITE), here.site_metrics
+        return sites.site(source.number, source.label, asked.run, name, client, own, fates, metrics)
+
+    return client, make
+
+
+def of_versions(asked: Asked) -> Answer:
+    """Return the versions of a run."""
+    source, here = asked.source, asked.source.deployed(asked.run)
+    seen = here.page("versions", count=asked.count, after=asked.query.get("after", ""), last=True)
+    given = asked.only("after", "count")
+
+    def make() -> Page:
+        document = here.document
+        return versions.versions(source.number, source.label, document, seen.rows, seen.next, given)
+
+    return seen.rows, make
+
+
+def of_policy(asked: Asked) -> Answer:
+    """Return what the policy of a run has decided."""
+    source, here = asked.source, asked.source.deployed(asked.run)
+    rows = here.page("rounds", count=POLICY_ROUNDS, last=True).rows
+    return rows, lambda: rounds.policy(source.number, source.label, here.document, rows)
+
+
+def of_members(asked: Asked) -> Answer:
+    """Return the members of a coordinator."""
+    source, rows = asked.source, list(asked.source.federation().members)
+    given = asked.only("role", "standing", "text")
+    return rows, lambda: runs.members(source.number, source.label, rows, **given)
+
+
+def of_privacy(asked: Asked) -> Answer:
+    """Return the guarantee of a run, and the sessions of its secure sums."""
+    source, here = asked.source, asked.source.deployed(asked.run)
+    guarantee = here.privacy
+
+    def make() -> Page:
+        rows, sums = here.page("rounds", count=POLICY_ROUNDS, last=True).rows, list(here.sums())
+        return privacy.privacy(source.number, source.label, asked.run, guarantee, sums, rows)
+
+    return guarantee, make
+
+
+def of_statistics(asked: Asked) -> Answer:
+    """Return a kept result of statistics of the sites' data; no site is asked."""
+    source, number = asked.source, asked.whole("number", 0, 2**31 - 1)
+    here = source.federation()
+    try:
+        found = here.statistics(number=number)
+    except AtollError as error:
+        if number or error.code == AWAY:
+            raise
+        return error, _without(source, "Statistics", error)
+    return found, lambda: statistics.statistics(source.number, source.label, found)
+
+
+def of_audit(asked: Asked) -> Answer:
+    """Return the audit log of a coordinator, with its proof."""
+    source, count, before = asked.source, asked.count, asked.whole("before", 0, 2**53)
+    given = asked.only("action", "actor", "before", "count")
+    filters, here = asked.only("action", "actor"), source.federation()
+    try:
+        found = here.audit(count=count, before=before, **filters)
+    except AtollError as error:
+        if error.code == AWAY or before or filters:
+            raise
+        return error, _without(source, "Audit", error)
+    return found, lambda: audit.audit(source.number, source.label, "audit", found, source.proof(), given, count=count)
+
+
+def of_alerts(asked: Asked) -> Answer:
+    """Return the conditions that hold now."""
+    source, rows = asked.source, list(asked.source.federation().alerts)
+    tabs = addresses.tabs_of_coordinator(source.number)
+    return rows, lambda: alerts.alerts(source.number, source.label, rows, tabs)
+
+
+PAGES: Sequence[tuple[str, Callable[[Asked], Answer]]] = (
+    ("/runs/{place:int}/{run}/rounds/{number:int}", of_round),
+    ("/runs/{place:int}/{run}/rounds", of_rounds),
+    ("/runs/{place:int}/{run}/sites", of_sites),
+    ("/runs/{place:int}/{run}/site", of_site),
+    ("/runs/{place:int}/{run}/versions", of_versions),
+    ("/runs/{place:int}/{run}/policy", of_policy),
+    ("/runs/{place:int}/{run}/privacy", of_privacy),
+    ("/members/{place:int}", of_members),
+    ("/statistics/{place:int}", of_statistics),
+    ("/audit/{place:int}", of_audit),
+    ("/alerts/{place:int}", of_alerts),
+    ("/runs/{place:int}/{run}", of_run),
+)
+"""The addresses of the pages, and what is read for each."""
+
+
+def document_of(answer: Answer) -> Document:
+    """Return the document of an answer.
+
+    Raises:
+        AtollError: the command ends with it.
+    """
+    if isinstance(answer[0], AtollError):
+        raise answer[0]
+    return answer[0]
+
+
+def _without(source: Source, title: str, error: AtollError) -> Callable[[], Page]:
+    """Return what makes a page of a place that has nothing to show there, as the sentences of the command say."""
+    tabs, lines = addresses.tabs_of_coordinator(source.number), [printable(fault) for fault in error.faults]
+    return lambda: Page(title, [Sentences("Why", lines)], addresses.trail(source.number, source.label), tabs)
