@@ -151,6 +151,9 @@ papers: setup # the papers' tables in docs/papers.md; hours, of which MNIST (ATO
 image-test: setup # builds the images of deploy/Containerfile from a Debian root, and runs a federation in them; ten minutes at first
 	$(BIN)/python -m pytest -q -n 0 tests/deploy/image.py
 
+slurm-test: setup # the batch scripts of deploy/slurm under a real Slurm of two nodes on loopback; five minutes
+	$(BIN)/python -m pytest -q -n 0 tests/deploy/slurm.py
+
 fuzz: setup # ten million mutated inputs for each parser: about an hour on two cores; FUZZ="--seed 7 --inputs 100000"
 	$(BIN)/python -m tests.fuzz $(FUZZ)
 

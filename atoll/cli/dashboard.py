@@ -84,6 +84,7 @@ def _check_packages() -> None:
 def _serve(places: list[str], listen: str, *, open_: bool, is_live: bool, is_controlled: bool) -> None:
     from atoll.cli import log
     from atoll.dashboard.process import serve
+    from atoll.protocol import service_manager
     from atoll.protocol.signals import call_at_end
 
     log.configure("dashboard")
@@ -91,6 +92,7 @@ def _serve(places: list[str], listen: str, *, open_: bool, is_live: bool, is_con
     def ready(address: str, link: str) -> None:
         note(f"the pages are at {address}; this link opens a session, once, within ten minutes:")
         say(link)
+        service_manager.tell(service_manager.READY, f"the pages are at {address}")
         if open_:
             typer.launch(link)
 

@@ -80,7 +80,7 @@ def build(target: str, wheels: Path) -> "Image":
     text, paths = pip_settings()
     mounts = [part for path in paths for part in ("-v", f"{path}:{path}:ro")]
     buildah(
-        *("bud", "--isolation", "chroot", "--build-arg", f"BASE={BASE}", "--target", target, *mounts),
+        *("bud", "--isolation", "chroot", "--layers", "--build-arg", f"BASE={BASE}", "--target", target, *mounts),
         *("--secret", "id=pip,env=ATOLL_PIP_SETTINGS", "-f", str(ROOT / "deploy/Containerfile")),
         *("-t", f"localhost/atoll-{target}", str(wheels)),
         environment={"ATOLL_PIP_SETTINGS": text},

@@ -17,6 +17,8 @@ from tests.waiting import BOUND_S
 if lacking := containers.missing():
     pytest.skip(lacking, allow_module_level=True)
 
+pytestmark = pytest.mark.timeout(3600)  # the first test builds all images
+
 UID = 10001
 PROGRAMS = ("coordinator", "agent", "dashboard")
 
