@@ -70,6 +70,8 @@ from atoll.protocol.build import software
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.log_fields import note_run
 from atoll.protocol.manifest import VersionManifest
+from atoll.protocol.privacy.composition import epsilon_of
+from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import DECLINES, FailureReason, RunId, RunState
 from atoll.tensors.codecs.names import supported
 
@@ -402,7 +404,9 @@ class Agent:
         waits = decision.outcome is Outcome.WAITING and reason in DECLINES
         return Forbidden(request, reason, f"{decision.rule}: {decision.detail}", waits)
 
-    def _admit(self, request: ModelRequest, model: VersionManifest) -> None:
+    async def _admit(self, request: ModelRequest, model: VersionManifest) -> None:
+        for kinds, delta in self.gate.accounts_ahead(request):
+            await on_thread(None, epsilon_of, kinds, delta)  # a second and more: no heartbeat waits for it
         if not (decision := self.gate.admit(request, model)).is_allowed:
             forbidden = self._forbidden(request, decision)
             raise NotAdmitted(forbidden.reason, forbidden.detail)

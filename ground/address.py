@@ -32,6 +32,16 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def is_address(host: str) -> bool:
+    """Return whether a host, an IPv6 one in brackets, is an address and no name."""
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    try:
+        version = ipaddress.ip_address(host[1:-1] if is_bracketed else host).version
+    except ValueError:
+        return False
+    return is_bracketed == (version == 6)
+
+
 def is_loopback(host: str) -> bool:
     """Return whether a host, without brackets, is this machine on its loopback interface."""
     try:

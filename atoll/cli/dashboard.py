@@ -30,7 +30,10 @@ Places = Annotated[
 Listen = Annotated[
     str,
     typer.Option(
-        "--listen", metavar="HOST:PORT", help="Address on loopback; port 0: a free one; by default 127.0.0.1:7080."
+        "--listen",
+        metavar="HOST:PORT",
+        help="Address; port 0: a free one; by default 127.0.0.1:7080. On other interfaces than loopback by TLS, for "
+        "browsers with a certificate of the coordinator's authority alone.",
     ),
 ]
 Open = Annotated[bool, typer.Option("--open", help="Open the link in this user's browser.")]
@@ -90,11 +93,14 @@ def _serve(places: list[str], listen: str, *, open_: bool, is_live: bool, is_con
     log.configure("dashboard")
 
     def ready(address: str, link: str) -> None:
-        note(f"the pages are at {address}; this link opens a session, once, within ten minutes:")
-        say(link)
+        if link:
+            note(f"the pages are at {address}; this link opens a session, once, within ten minutes:")
+        else:
+            note("the pages are for browsers with a certificate of this coordinator (`atoll join --p12 FILE`):")
+        say(link or address)
         service_manager.tell(service_manager.READY, f"the pages are at {address}")
         if open_:
-            typer.launch(link)
+            typer.launch(link or address)
 
     def ends(end: "Callable[[], object]") -> None:
         call_at_end(end, "stopped by %s: the dashboard ends")

@@ -9,9 +9,14 @@ import asyncio
 import hashlib
 import hmac
 import secrets
+import ssl
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import anyio
+
+from atoll.ground.address import is_address
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -32,6 +37,12 @@ LOGIN = "/login"
 
 VISITOR = "atoll.visitor"
 """The key of the visitor in the scope of a request."""
+
+CERTIFICATE = "certificate"
+"""The key of the certificate of a connection (DER) in the state of its requests."""
+
+LOOK_UP_S = 5.0
+"""Longest wait for the answer whether a certificate is revoked [s]."""
 
 CHECK_S = 0.25
 """Seconds between two checks of the visitor of an answer that lasts, such as a stream."""
@@ -126,7 +137,7 @@ Headers = Sequence[tuple[str, str]]
 
 
 class Door(Protocol):
-    """Way by which visitors come in: on loopback with a link."""
+    """Way by which visitors come in: on loopback with a link, on other interfaces with a certificate."""
 
     scheme: str
     """`http` or `https`, as browsers see it."""
@@ -134,7 +145,7 @@ class Door(Protocol):
     def check_host(self, host: str) -> None:
         """Check a value of `Host`, in lower case; raises Refused."""
 
-    def visitor(self, scope: Scope, headers: Headers) -> Visitor | None:
+    async def visitor(self, scope: Scope, headers: Headers) -> Visitor | None:
         """Return the visitor of a request; None: the page of the login, which needs none; raises Refused."""
 
 
@@ -162,7 +173,7 @@ class LoopbackDoor:
         if host not in self._hosts:
             raise Refused(f"this address is not the dashboard's: open {sorted(self._hosts)[0]}")
 
-    def visitor(self, scope: Scope, headers: Headers) -> Visitor | None:
+    async def visitor(self, scope: Scope, headers: Headers) -> Visitor | None:
         """Return the owner of this process, by the cookie of a session."""
         if scope["path"] == LOGIN:
             return None
@@ -172,6 +183,52 @@ class LoopbackDoor:
         if not self._sessions.knows(cookie, self._clock()):
             raise Refused("there is no session: `atoll dashboard link` prints a link that opens one")
         return Visitor(_digest(cookie))
+
+
+class Readers(Protocol):
+    """Check of the certificates of visitors, as the metrics of a process have it."""
+
+    @property
+    def name(self) -> str:
+        """The DNS name in the certificate of the listener."""
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context of the next handshake."""
+
+    def refusal(self, certificate: bytes | None) -> str:
+        """Return why a visitor is refused, by its certificate (DER); empty: it may look."""
+
+
+class CertificateDoor:
+    """Door for browsers on other machines: TLS with a client certificate of a role that may look.
+
+    Args:
+        readers: the check of the certificates.
+        host: the host of the listener.
+    """
+
+    scheme = "https"
+
+    def __init__(self, readers: Readers, host: str) -> None:
+        self._readers, self._names = readers, {readers.name, "localhost", host.lower()}
+
+    def check_host(self, host: str) -> None:
+        """Check a value of `Host`: an address, or the name of the listener or of its certificate; any port."""
+        bare = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+        if bare not in self._names and not is_address(bare):
+            raise Refused(f"this address is not the dashboard's: open {self._readers.name}")
+
+    async def visitor(self, scope: Scope, headers: Headers) -> Visitor | None:
+        """Return the visitor whose certificate the connection of a request has."""
+        certificate = scope.get("state", {}).get(CERTIFICATE)
+        try:
+            async with asyncio.timeout(LOOK_UP_S):
+                refusal = await anyio.to_thread.run_sync(self._readers.refusal, certificate, abandon_on_cancel=True)
+        except TimeoutError:
+            refusal = "whether a certificate is revoked cannot be read now"
+        if refusal or certificate is None:
+            raise Refused(refusal or "the connection has no certificate")
+        return Visitor(hashlib.sha256(certificate).digest())
 
 
 class Forms:
@@ -228,7 +285,7 @@ class Guard:
             await send(message)
 
         try:
-            visitor = self._admitted(scope)
+            visitor = await self._admitted(scope)
             await self._while_admitted(scope, self._app({**scope, VISITOR: visitor}, receive, guarded))
         except Refused as refused:
             if not is_begun:
@@ -242,14 +299,14 @@ class Guard:
         try:
             while not (await asyncio.wait([task], timeout=CHECK_S))[0]:
                 if scope["method"] != "POST":  # what was begun ends with its answer
-                    self._admitted(scope)
+                    await self._admitted(scope)
             await task
         finally:
             if not task.done():
                 task.cancel()
                 await asyncio.wait([task])
 
-    def _admitted(self, scope: Scope) -> Visitor | None:
+    async def _admitted(self, scope: Scope) -> Visitor | None:
         """Return the visitor of a request; None: the page of the login; raises Refused."""
         headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
         hosts = [value.lower() for name, value in headers if name == "host"]
@@ -261,7 +318,7 @@ class Guard:
         origins = [value.lower() for name, value in headers if name == "origin"]
         if origins != [f"{self._door.scheme}://{hosts[0]}"] and (origins or scope["method"] == "POST"):
             raise Refused("the request comes from a page of another origin")
-        return self._door.visitor(scope, headers)
+        return await self._door.visitor(scope, headers)
 
 
 async def refuse(fault: str, send: Send, *, with_body: bool = True) -> None:

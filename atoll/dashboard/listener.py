@@ -1,4 +1,4 @@
-"""Listener of a dashboard: its address on loopback, and the file by which its owner makes further links."""
+"""Listener of a dashboard: its address, and the file by which its owner makes further links to one on loopback."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from atoll.dashboard.access import LOGIN, new_token
-from atoll.ground.address import bracketed, is_loopback, parsed
+from atoll.ground.address import bracketed, is_address, is_loopback, parsed
 from atoll.interface.errors import AtollError
 
 DEFAULT = "127.0.0.1:7080"
@@ -20,15 +20,20 @@ TUNNEL = "use a tunnel: ssh -L 7080:127.0.0.1:7080 HOST, with `atoll dashboard` 
 
 @dataclass(frozen=True)
 class Listener:
-    """An address on loopback.
+    """An address.
 
     Args:
-        host: 127.0.0.1, another address of 127.0.0.0/8, or ::1.
+        host: an address or a name of this machine.
         port: the port; 0: a free one.
     """
 
     host: str
     port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether this machine alone reaches it."""
+        return is_loopback(self.host)
 
     @property
     def netloc(self) -> str:
@@ -57,7 +62,7 @@ def listener_of(text: str) -> Listener:
     """Return the address that `--listen` names.
 
     Raises:
-        AtollError: it is no address, or not on loopback; the message says what is allowed.
+        AtollError: it is no address; the message says what is allowed.
     """
     if text.startswith("unix:"):
         raise AtollError(
@@ -67,14 +72,11 @@ def listener_of(text: str) -> Listener:
     try:
         host, port = parsed(text)
     except ValueError:
-        fault = f"--listen: got {text!r}; allowed: HOST:PORT on loopback, such as {DEFAULT}, port 0..65535"
+        fault = f"--listen: got {text!r}; allowed: HOST:PORT, such as {DEFAULT}, port 0..65535"
         raise AtollError(fault) from None
-    if not is_loopback(host):
-        raise AtollError(
-            f"--listen: got {text!r}; allowed: an address on loopback, such as {DEFAULT}: other interfaces need TLS "
-            f"and client certificates, which this version does not serve; {TUNNEL}"
-        )
-    return Listener("127.0.0.1" if host == "localhost" else str(ip_address(host)), port)
+    if host == "localhost":
+        return Listener("127.0.0.1", port)
+    return Listener(str(ip_address(host)) if is_address(bracketed(host)) else host, port)
 
 
 def bound(listener: Listener) -> tuple[socket.socket, Listener]:
@@ -83,13 +85,10 @@ def bound(listener: Listener) -> tuple[socket.socket, Listener]:
     Raises:
         AtollError: the port is in use, or the address does not exist here.
     """
-    family = socket.AF_INET6 if ":" in listener.host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((listener.host, listener.port))
+        family, *_, at = socket.getaddrinfo(listener.host, listener.port, type=socket.SOCK_STREAM)[0]
+        found = socket.create_server(at[:2], family=family)
     except OSError as error:
-        found.close()
         why = error.strerror or str(error)
         raise AtollError(
             f"--listen: got {listener.netloc!r}: {why}; name another port, or 0 for a free one (if a dashboard listens "

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from atoll.dashboard.pages import (
     addresses,
+    agents,
     alerts,
     audit,
     privacy,
@@ -22,6 +23,7 @@ from atoll.dashboard.pages import (
 from atoll.dashboard.pages.blocks import Page, Sentences
 from atoll.dashboard.sources import Source
 from atoll.ground.printable import printable
+from atoll.interface.agents import Agent
 from atoll.interface.deployed import AWAY
 from atoll.interface.errors import AtollError
 
@@ -218,10 +220,50 @@ def of_audit(asked: Asked) -> Answer:
 
 
 def of_alerts(asked: Asked) -> Answer:
-    """Return the conditions that hold now."""
-    source, rows = asked.source, list(asked.source.federation().alerts)
-    tabs = addresses.tabs_of_coordinator(source.number)
-    return rows, lambda: alerts.alerts(source.number, source.label, rows, tabs)
+    """Return the conditions that hold now, at a coordinator or a site."""
+    source, is_agent = asked.source, isinstance(asked.source.place, Agent)
+    rows = list(source.agent().alerts if is_agent else source.federation().alerts)
+    return rows, lambda: alerts.alerts(source.number, source.label, rows, is_agent=is_agent)
+
+
+def of_requests(asked: Asked) -> Answer:
+    """Return what was asked of a site, and its spool."""
+    source, here = asked.source, asked.source.agent()
+    rows, given = list(here.runs), asked.only("standing", "text")
+    return rows, lambda: agents.requests(source.number, source.label, rows, list(here.spool), given)
+
+
+def of_decisions(asked: Asked) -> Answer:
+    """Return the log of a site's decisions, with its proof and the rules that have decided."""
+    source, count, before = asked.source, asked.count, asked.whole("before", 0, 2**53)
+    given = asked.only("action", "actor", "before", "count")
+    filters, here = asked.only("action", "actor"), asked.source.agent()
+    try:
+        found = here.decisions(count=count, before=before, **filters)
+    except AtollError as error:
+        if before or filters:
+            raise
+        return error, _without(source, "Decisions", error)
+
+    def make() -> Page:
+        number, label = source.number, source.label
+        page = audit.audit(number, label, "decisions", found, source.proof(), given, count=count)
+        newest = here.decisions(count=COUNT_MAX, before=0, **filters)["events"]
+        return replace(page, blocks=[page.blocks[0], agents.by_rule(newest), *page.blocks[1:]])
+
+    return found, make
+
+
+def of_budgets(asked: Asked) -> Answer:
+    """Return the privacy budgets of a site's data."""
+    source, found = asked.source, asked.source.agent().budgets()
+    return found, lambda: agents.budgets(source.number, source.label, found)
+
+
+def of_peers(asked: Asked) -> Answer:
+    """Return the sites with which a site joins secure sums."""
+    source, rows = asked.source, list(asked.source.agent().peers)
+    return rows, lambda: agents.peers(source.number, source.label, rows)
 
 
 PAGES: Sequence[tuple[str, Callable[[Asked], Answer]]] = (
@@ -236,6 +278,10 @@ PAGES: Sequence[tuple[str, Callable[[Asked], Answer]]] = (
     ("/statistics/{place:int}", of_statistics),
     ("/audit/{place:int}", of_audit),
     ("/alerts/{place:int}", of_alerts),
+    ("/agents/{place:int}", of_requests),
+    ("/decisions/{place:int}", of_decisions),
+    ("/budgets/{place:int}", of_budgets),
+    ("/peers/{place:int}", of_peers),
     ("/runs/{place:int}/{run}", of_run),
 )
 """The addresses of the pages, and what is read for each."""
@@ -254,5 +300,6 @@ def document_of(answer: Answer) -> Document:
 
 def _without(source: Source, title: str, error: AtollError) -> Callable[[], Page]:
     """Return what makes a page of a place that has nothing to show there, as the sentences of the command say."""
-    tabs, lines = addresses.tabs_of_coordinator(source.number), [printable(fault) for fault in error.faults]
+    is_agent, lines = isinstance(source.place, Agent), [printable(fault) for fault in error.faults]
+    tabs = (addresses.tabs_of_agent if is_agent else addresses.tabs_of_coordinator)(source.number)
     return lambda: Page(title, [Sentences("Why", lines)], addresses.trail(source.number, source.label), tabs)

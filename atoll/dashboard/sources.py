@@ -4,17 +4,27 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from atoll.dashboard.pages.audit import Proof
 from atoll.dashboard.pages.runs import OfPlace
+from atoll.interface.agents import Agent
 from atoll.interface.audit import soundness
 from atoll.interface.deployed import DeployedRun, Federation
 from atoll.interface.errors import AtollError
-from atoll.interface.places import Simulations, place, places_here
+from atoll.interface.places import Place, Simulations, place, places_here
 from atoll.interface.simulated import SimulatedRun
 
 Document = Mapping[str, Any]
+
+KINDS: Mapping[type, str] = {Federation: "deployed", Agent: "agent", Simulations: "simulated"}
+NAMES: Mapping[type, str] = {
+    Federation: "a coordinator",
+    Agent: "an agent's state directory",
+    Simulations: "a folder of simulations",
+}
+"""The kinds of places."""
 
 AGAIN_S, REST = 10.0, 10
 """Least seconds between two verifications of a log, and as a multiple of the duration of one."""
@@ -30,28 +40,30 @@ class Source:
     Args:
         number: its number among the places, from 1 on.
         label: its name, as the person has given it.
-        place: the coordinator, or the folder of simulations.
+        place: the coordinator, the agent of a site, or the folder of simulations.
     """
 
     number: int
     label: str
-    place: Federation | Simulations
+    place: Place
     verdicts: "Verdicts" = field(default_factory=lambda: Verdicts(), repr=False, compare=False)
     """The newest verdict on its log."""
 
     def runs(self) -> Sequence[Document]:
-        """Return the runs, as `atoll run list --json` has them, the newest last.
+        """Return the runs, as `atoll run list --json` has them, the newest last; of an agent as `site list`.
 
         Raises:
             AtollError: the place cannot be read.
         """
         if isinstance(self.place, Federation):
             return list(self.place.runs)
+        if isinstance(self.place, Agent):
+            return list(self.place.runs)
         return [_simulated(self.place, name) for name in self.place.names]
 
     def of_page(self) -> OfPlace:
         """Return the runs for the page of all runs, or why they cannot be read."""
-        kind = "deployed" if isinstance(self.place, Federation) else "simulated"
+        kind = KINDS[type(self.place)]
         try:
             return OfPlace(self.number, self.label, kind, self.runs())
         except AtollError as error:
@@ -61,11 +73,17 @@ class Source:
         """Return the coordinator.
 
         Raises:
-            AtollError: the place is a folder of simulations.
+            AtollError: the place is none.
         """
         if isinstance(self.place, Federation):
             return self.place
-        raise AtollError(f"{self.label} is a folder of simulations: a coordinator's runs alone have this page")
+        raise AtollError(f"{self.label} is {NAMES[type(self.place)]}: a coordinator's runs alone have this page")
+
+    def agent(self) -> Agent:
+        """Return the agent of a site; errors as `federation`."""
+        if isinstance(self.place, Agent):
+            return self.place
+        raise AtollError(f"{self.label} is {NAMES[type(self.place)]}: an agent's state directory alone has this page")
 
     @property
     def is_controlled(self) -> bool:
@@ -88,7 +106,8 @@ class Source:
 
     def proof(self) -> Proof:
         """Return the newest verdict on the log of the place, verified beside; errors as `federation`."""
-        return self.verdicts.newest(self.federation().audit_verdict)
+        agent = self.place if isinstance(self.place, Agent) else None
+        return self.verdicts.newest(self.federation().audit_verdict if agent is None else agent.decisions_verdict)
 
     def simulated(self, run: str) -> SimulatedRun | None:
         """Return a simulated run; None: the place is a coordinator.
@@ -162,6 +181,23 @@ def sources(named: Sequence[str]) -> list[Source]:
     if not found:
         raise AtollError(
             "there is nothing to show here: no atoll-state, no joined coordinator and no simulation; name a place: "
-            "a coordinator's state directory, HOST:PORT of one that you have joined, a database, or a folder"
+            "the state directory of a coordinator or an agent, HOST:PORT of one that you have joined, a database, or a "
+            "folder"
         )
     return found
+
+
+def only_state(found: Sequence[Source]) -> str:
+    """Return the state directory of the only coordinator among some places.
+
+    Raises:
+        AtollError: there is no coordinator, or another one, or it is not on this machine.
+    """
+    coordinators = [source for source in found if isinstance(source.place, Federation)]
+    if len(coordinators) != 1 or not Path(coordinators[0].label).is_dir():
+        listed = ", ".join(source.label for source in coordinators) or "none"
+        raise AtollError(
+            f"an interface other than loopback shows one coordinator, to its members: got {listed}; allowed: one state "
+            "directory on this machine, which has the certificate of its coordinator"
+        )
+    return coordinators[0].label

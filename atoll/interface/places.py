@@ -1,15 +1,20 @@
-"""The places that have runs: a coordinator, near or far, and a folder of simulations."""
+"""The places that have runs: a coordinator, near or far, the agent of a site, and a folder of simulations."""
 
 import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from atoll.interface.agents import Agent
 from atoll.interface.arguments import folder_of
 from atoll.interface.deployed import Federation, connect
 from atoll.interface.errors import AtollError, one_error
 from atoll.interface.simulated import SimulatedRun
 from atoll.operations.place import STATE, is_elsewhere
+
+if TYPE_CHECKING:
+    from atoll.server.identity.readers import StoredReaders
 
 DEPTH = 2
 """The levels below a folder at which simulations are looked for."""
@@ -69,12 +74,15 @@ class Simulations:
         return f"Simulations({str(self.folder)!r})"
 
 
+Place = Federation | Simulations | Agent
+
+
 @one_error()
-def place(where: str) -> Federation | Simulations:
-    """Return what a place has: a coordinator's state directory, its address, its database, or a folder of simulations.
+def place(where: str) -> Place:
+    """Return what a place has: a coordinator, near or far, or in a database; an agent of a site; or simulations.
 
     Args:
-        where: the directory or folder, `HOST:PORT` of a coordinator that this person has joined, or the URL of a
+        where: the state directory or folder, `HOST:PORT` of a coordinator that this person has joined, or the URL of a
             PostgreSQL database.
 
     Raises:
@@ -90,9 +98,7 @@ def place(where: str) -> Federation | Simulations:
             return connect(where)
         raise AtollError(f"{where}: there is no such folder; {_ALLOWED}")
     if (folder / "policy.db").is_file():
-        raise AtollError(
-            f"{where}: is an agent's state directory, whose pages are not built yet: use `atoll site list`"
-        )
+        return Agent(folder)
     if (folder / "state.db").is_file() or (folder / "database.json").is_file():
         return connect(folder)
     found = Simulations(folder)
@@ -103,11 +109,27 @@ def place(where: str) -> Federation | Simulations:
 
 _ALLOWED = (
     "allowed: a coordinator's state directory, HOST:PORT of one that you have joined, postgresql://USER@HOST/DATABASE, "
-    "or a folder with simulations"
+    "an agent's state directory, or a folder with simulations"
 )
 
 
 def places_here() -> list[str]:
-    """Return the places of the current folder: the state directory or the joined coordinator, and the simulations."""
+    """Return the places of the current folder: the coordinator here or joined, the agents, and the simulations."""
     found = [str(STATE)] if STATE.is_dir() or is_elsewhere(STATE) else []
+    found += sorted(str(path.parent) for path in Path().glob("atoll-agent*/policy.db"))
     return [*found, *(["."] if Simulations(".").names else [])]
+
+
+@one_error()
+def readers_of(state: Path | str) -> "StoredReaders":
+    """Return the check of who may read on other interfaces than loopback, by the members of a coordinator.
+
+    Args:
+        state: the coordinator's state directory, on this machine.
+
+    Raises:
+        AtollError: the directory has no certificate of its coordinator, or this user may not read its key.
+    """
+    from atoll.server.identity.readers import StoredReaders
+
+    return StoredReaders(folder_of("state", state))

@@ -2,10 +2,8 @@
 
 import logging
 import socket
-import ssl
 import sys
 import threading
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -13,12 +11,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from atoll.ground.address import bracketed
-from atoll.protocol.identity.certificates import CertificateError, read_leaf
-from atoll.protocol.identity.credential import AUTHORITIES, CERTIFICATE, KEY, Credential
-from atoll.protocol.identity.keeper import Keeper
-from atoll.protocol.identity.names import Identity
 from atoll.protocol.wire.channel import loopback_only, parse_address
-from atoll.server.identity.rules import READERS
+from atoll.server.identity.readers import Readers
 from atoll.telemetry.pipeline import ReadingFailed
 
 logger = logging.getLogger(__name__)
@@ -30,42 +24,6 @@ CALLS_MAX = 8
 
 SILENCE_S = 10.0
 """Longest wait for a reader that neither asks nor reads [s]."""
-
-
-class Readers:
-    """Check of a reader's certificate, and the listener's own.
-
-    Args:
-        keeper: the credential of this process; each handshake uses the newest.
-        is_revoked: returns True for a revoked certificate, by identity and serial number.
-    """
-
-    def __init__(self, keeper: Keeper, is_revoked: Callable[[Identity, int], bool]) -> None:
-        self._keeper, self._is_revoked = keeper, is_revoked
-        self._shown: tuple[Credential, ssl.SSLContext] | None = None
-
-    def context(self) -> ssl.SSLContext:
-        """Return the context of the next handshake."""
-        credential, folder = self._keeper.current, self._keeper.folder
-        if self._shown is None or self._shown[0] is not credential:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.minimum_version, context.verify_mode = ssl.TLSVersion.TLSv1_2, ssl.CERT_REQUIRED
-            context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
-            context.load_verify_locations(folder / AUTHORITIES)
-            self._shown = credential, context
-        return self._shown[1]
-
-    def refusal(self, certificate: bytes | None) -> str:
-        """Return why a reader is refused, by its certificate (DER); empty: it may read."""
-        try:
-            leaf = read_leaf(ssl.DER_cert_to_PEM_cert(certificate or b"").encode())
-        except CertificateError as error:
-            return str(error)
-        if leaf.identity.role not in READERS:
-            return f"{leaf.identity} may not read metrics; allowed: {', '.join(READERS)}"
-        if self._is_revoked(leaf.identity, leaf.serial):
-            return f"the certificate of {leaf.identity} is revoked"
-        return ""
 
 
 class Endpoint:

@@ -15,7 +15,7 @@ from atoll.telemetry.instruments import DROPPED, Process, Reading, bounded
 from atoll.telemetry.process import read_process
 
 if TYPE_CHECKING:
-    from atoll.telemetry.endpoint import Readers
+    from atoll.server.identity.readers import Readers
     from atoll.telemetry.pipeline import Pipeline
 
 logger = logging.getLogger(__name__)

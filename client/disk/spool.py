@@ -23,6 +23,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,16 @@ class Spool:
             if entry.parts:  # after a crash while they are deleted, the rest is not an entry
                 (entry.path / ROOT).unlink(missing_ok=True)
             remove(entry.path)
+
+
+def waiting_in(folder: Path) -> list[tuple[UpdateManifest, Entry]]:
+    """Return the finished updates in the folder of a spool, which its agent may use; nothing is removed."""
+    found = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # it is written or deleted just now
+            _, entry = _read_folder(path) if path.is_dir() else _read(path)
+            found.append((parse_update(entry.manifest), entry))
+    return found
 
 
 def _key(manifest: UpdateManifest) -> Key:

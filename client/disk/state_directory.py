@@ -32,6 +32,18 @@ SERVER_FILES = "state.db", "database.json", "rank.json"
 """Files in the state directories of coordinators and of aggregation ranks."""
 
 
+def holder_of(path: Path) -> int | None:
+    """Return the living process that the lock file of an agent's state directory names; None: none. Takes no lock."""
+    try:
+        pid = (path / "lock").read_text("ascii").strip()
+        os.kill(int(pid), 0)
+    except PermissionError:  # of another user
+        return int(pid) if pid.isdecimal() else None
+    except (OSError, ValueError, OverflowError):
+        return None
+    return int(pid)
+
+
 class StateDirectory:
     """The directory, open and locked until `close` or the end of the process, however it ends.
 

@@ -107,27 +107,33 @@ class PolicyDatabase:
     Args:
         folder: the agent's state directory.
         may_begin: whether a missing file is made again beside a site key, whose promises were in it.
+        read_only: whether it is only read: it must exist, its pages are not checked and its schema stays.
 
     Raises:
         HistoryUnusable: from every method, when the file cannot be used.
     """
 
-    def __init__(self, folder: Path, *, may_begin: bool = False) -> None:
+    def __init__(self, folder: Path, *, may_begin: bool = False, read_only: bool = False) -> None:
         self.path = folder / NAME
         if not may_begin and (folder / SITE_KEY).exists() and not self.path.exists():
             raise HistoryUnusable(
                 f"{self.path} is missing; the promises and counts of this site were in it: put the state directory "
                 "back from a newer copy, or begin again with `atoll site accept-rollback --new-key`"
             )
+        uri = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
         with self.faults():
-            self._db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             with self.faults():
-                version = self._prepared()
+                version = self._version() if read_only else self._prepared()
+            if version < SCHEMA:
+                what = f"{self.path} has schema {version}, and this Atoll reads {SCHEMA}"
+                raise HistoryUnusable(f"{what}: its agent, or `atoll site list`, brings it to that")
             if version != SCHEMA:
                 raise HistoryUnusable(f"{self.path} has schema {version}, this Atoll knows {SCHEMA}: use a newer Atoll")
-            with self.faults():
-                self._check_pages()
+            if not read_only:
+                with self.faults():
+                    self._check_pages()
         except BaseException:
             self._db.close()
             raise
@@ -180,7 +186,7 @@ class PolicyDatabase:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         with self.transaction():
-            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            version = self._version()
             if version < SCHEMA:
                 if version == 1:
                     self._warn_of_approvals()
@@ -188,7 +194,10 @@ class PolicyDatabase:
                     self._db.execute(statement)
                 version = SCHEMA
                 self._db.execute(f"PRAGMA user_version = {version}")
-        return int(version)
+        return version
+
+    def _version(self) -> int:
+        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
     def _check_pages(self) -> None:
         """Check every page and index: damage in a part that is not read now would be found too late, or never."""

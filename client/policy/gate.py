@@ -44,6 +44,7 @@ from atoll.ground.process import crash_points
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.manifest import VersionManifest, parse_update
 from atoll.protocol.part_manifest import parse_part
+from atoll.protocol.privacy.composition import Kinds
 from atoll.protocol.secure.terms import Terms
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import FailureReason
@@ -266,6 +267,15 @@ class Gate:
         """Decide about a request whose model is known; an allowed round is durably counted on return."""
         num_bytes = None if isinstance(request, EvaluationRequest) else _update_bytes(model, request)
         return self._decide_and_count(_asked(request, num_bytes, self.disclosure))
+
+    def accounts_ahead(self, request: ModelRequest) -> list[tuple[Kinds, float]]:
+        """Return the steps and deltas of which `admit` needs epsilon: a thread finds it before the event loop asks."""
+        policy = self._file.policy
+        try:
+            asked = _asked(request, None, self.disclosure)
+            return [] if policy is None else self._budgets.accounts_ahead(policy.privacy, asked)
+        except HistoryUnusable:  # `admit` says so
+            return []
 
     def ask_upload(self, entry: Entry) -> Decision:
         """Decide about the upload of an update before its first byte; an allowed upload is recorded on return.

@@ -69,13 +69,14 @@ class PolicyHistory:
 
     Args:
         folder: the agent's state directory.
+        read_only: whether the file is only read, and must exist.
 
     Raises:
         HistoryUnusable: from every method, when the file cannot be used.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.database, self._day = PolicyDatabase(folder), ""
+    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
+        self.database, self._day = PolicyDatabase(folder, read_only=read_only), ""
 
     @property
     def path(self) -> Path:

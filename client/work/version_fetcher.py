@@ -73,7 +73,7 @@ class VersionFetcher:
         connection: CoordinatorConnection,
         *,
         wait: Callable[[int], float],
-        admit: Callable[[ModelRequest, VersionManifest], None],
+        admit: Callable[[ModelRequest, VersionManifest], Awaitable[None]],
     ) -> None:
         self._cache, self._spool = stores.models, stores.spool
         self._connection, self._wait, self._admit = connection, wait, admit
@@ -93,7 +93,7 @@ class VersionFetcher:
         if digest_of(encoded) != digest:
             raise ManifestError(f"the manifest that arrived does not belong to version {digest}")
         manifest = parse_version(encoded)
-        self._admit(request, manifest)
+        await self._admit(request, manifest)
         if isinstance(request, Invitation):
             self._spool.check_room(manifest.num_bytes)
         if not self._cache.is_scanned:

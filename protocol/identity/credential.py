@@ -15,7 +15,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import pkcs12
 
 from atoll.ground.file_lock import Locked, lock_file
 from atoll.ground.folders import sync_folder
@@ -25,6 +27,7 @@ from atoll.protocol.identity.certificates import (
     Leaf,
     check_issued,
     is_authority,
+    read_certificates,
     read_key,
     read_leaf,
 )
@@ -94,6 +97,17 @@ class Credential:
         """
         life = self.leaf.expires_at - self.leaf.issued_at
         return self.leaf.issued_at + life * (RENEW_AFTER - RENEW_JITTER * jitter)
+
+    def to_pkcs12(self, passphrase: bytes) -> bytes:
+        """Return key, certificate and authorities as one encrypted file for browsers (PKCS #12, RFC 7292).
+
+        Args:
+            passphrase: what the file is opened with, not empty.
+        """
+        certificate, *_ = read_certificates(self.certificate_pem)
+        name, authorities = str(self.identity).encode(), read_certificates(self.ca_pem)
+        how = serialization.BestAvailableEncryption(passphrase)
+        return pkcs12.serialize_key_and_certificates(name, self.key, certificate, authorities, how)
 
     @staticmethod
     def load(folder: Path) -> "Credential":

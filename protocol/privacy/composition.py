@@ -94,7 +94,7 @@ def uses_within(kinds: Kinds, one: Iterable[Steps], epsilon: float, delta: float
     use = kinds_of(one)
 
     def fits(uses: int) -> bool:
-        return is_within(_with(kinds, use, uses), epsilon, delta)
+        return is_within(with_uses(kinds, use, uses), epsilon, delta)
 
     low, high = 0, 1
     while high <= most and fits(high):
@@ -106,7 +106,8 @@ def uses_within(kinds: Kinds, one: Iterable[Steps], epsilon: float, delta: float
     return low
 
 
-def _with(kinds: Kinds, use: Kinds, uses: int) -> dict[tuple[float, float], int]:
+def with_uses(kinds: Kinds, use: Kinds, uses: int = 1) -> dict[tuple[float, float], int]:
+    """Return the number of steps of each kind after further uses of the steps of `use`."""
     total = dict(kinds)
     for kind, steps in use.items():
         total[kind] = total.get(kind, 0) + uses * steps

@@ -42,9 +42,14 @@ class Source:
         Raises:
             AuditUnusable: the directory has no audit log.
         """
-        folder = audit_folder(state)
+        return cls.of_folder(audit_folder(state))
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> "Source":
+        """Find the log in a folder, of a coordinator or of an agent's decisions; raises AuditUnusable."""
         if not log_files(folder):
-            raise AuditUnusable(f"{state} holds no audit log: there is no {folder.name}/audit-*.jsonl in it")
+            what = f"{folder.parent} holds no audit log: there is no {folder.name}/audit-*.jsonl in it"
+            raise AuditUnusable(what)
         return cls(tuple(sizes(folder)), public_key(folder / PUBLIC_KEY), is_whole=True, cut=tuple(cut_files(folder)))
 
     def behind(self, archives: Iterable[Path]) -> "Source":

@@ -325,6 +325,15 @@ def members_in(connection: Connection, *, now: float) -> list[Member]:
     return in_order(found.values())
 
 
+def is_revoked_in(connection: Connection, identity: Identity, serial: int) -> bool:
+    """Return what `Revocations.is_revoked` returns at the coordinator, read from a register."""
+    if connection.scalar(select(REVOKED.c.at).where(_of(REVOKED, identity))) is None:
+        return False
+    c = CERTIFICATES.c
+    standing = and_(_of(CERTIFICATES, identity), c.serial == f"{serial:x}", ~c.is_revoked)
+    return connection.scalar(select(c.serial).where(standing)) is None
+
+
 def ends_of_processes(connection: Connection) -> list[tuple[str, float]]:
     """Return the coordinator and the ranks, each with the end of its newest certificate [s since the epoch]."""
     if not inspect(connection).has_table(CERTIFICATES.name):

@@ -1,16 +1,22 @@
 """Places to show: a run with an open round, a larger ended one, and simulations, one of them half-written."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from atoll.client.policy.decide import Kind, PolicyRequest
+from atoll.client.policy.history import PolicyHistory
+from atoll.client.site.peers import PeersFile
 from atoll.protocol.audit.chain import Event, instant
 from atoll.protocol.audit.files import AuditFiles, audit_folder
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.statistics.results import keep
 from benchmarks.views import build
+from tests.client.policy.budgets.test_gate import Site, private
+from tests.client.policy.test_gate import spooled, version
 from tests.server.views.test_history import IN_ROUND_4, write_history
 
 HOSTILE = "<script>alert(1)</script>\u202eevil\0😀"
@@ -30,7 +36,24 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     _simulate(folder / "results" / "sweep" / "a<b&c", 1)
     (folder / "results" / "sweep" / "torn").mkdir()
     (folder / "results" / "sweep" / "torn" / "rounds.jsonl").write_text('{"round": 1}\nno json\n{"round": 2}\n')
-    return [str(folder / name) for name in ("state", "large", "results")]
+    write_agent(folder / "atoll-agent-north")
+    return [str(folder / name) for name in ("state", "large", "results", "atoll-agent-north")]
+
+
+def write_agent(folder: Path) -> None:
+    """Write the state directory of a site whose budget is spent, with hostile requests and an update that waits."""
+    folder.mkdir()
+    site = Site(folder, epsilon=1.7, before="rounds_per_day = 2\n")
+    for number in (1, 2):
+        assert site.gate.admit(private(number), version()).is_allowed
+    assert not site.gate.admit(private(3), version()).is_allowed
+    spooled(folder)
+    site.gate.close()
+    asks = PolicyRequest(kind=Kind.EVALUATE, run_id=HOSTILE, task=HOSTILE, number=1, local="{}")
+    with closing(PolicyHistory(folder)) as history:
+        history.asked(asks, 1_777_896_000.0)
+    with PeersFile(folder).changing() as change:
+        change.peers = change.peers.trusting({"south": "ab" * 16}).distrusting("evil")
 
 
 def _statistics() -> dict[str, Any]:

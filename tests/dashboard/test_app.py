@@ -2,6 +2,7 @@
 
 import json
 import re
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -45,6 +46,13 @@ WALKED = [
     "/audit/1?count=20&before=200&action=run",
     "/alerts/1",
     "/alerts/2",
+    "/alerts/4",
+    "/agents/4",
+    "/agents/4?standing=undecided&text=t",
+    "/decisions/4",
+    "/decisions/4?action=train&count=1",
+    "/budgets/4",
+    "/peers/4",
     "/runs/3/one",
     "/runs/3/one/rounds",
     "/runs/3/one/rounds/2",
@@ -134,8 +142,8 @@ def test_its_json_is_at_the_same_address(browser: TestClient, address: str) -> N
 
 def test_the_links_of_a_page_lead_to_pages(browser: TestClient) -> None:
     seen = {"/"}
-    ahead = ["/", DEPLOYED, "/runs/3/one", f"{DEPLOYED}/rounds/2"]
-    for address in ahead[:4]:
+    ahead = ["/", DEPLOYED, "/runs/3/one", "/agents/4", f"{DEPLOYED}/rounds/2"]
+    for address in ahead[:5]:
         page = Checked()
         page.feed(browser.get(address).text)
         ahead += [link for link in dict.fromkeys(page.links) if link.startswith("/") and link not in seen]
@@ -172,6 +180,30 @@ def test_the_documents_of_a_coordinator_are_those_of_its_commands(browser: TestC
         page = browser.get(f"/{address}/2")
         assert page.status_code == 200
         assert why in page.text
+
+
+def test_the_documents_of_a_site_are_those_of_its_commands(browser: TestClient, places: list[str]) -> None:
+    state = Path(places[3])
+    assert browser.get("/agents/4.json").json() == shown("site", "list", "--state", state)
+    assert browser.get("/budgets/4.json").json() == shown("site", "budgets", "--state", state)
+    assert browser.get("/peers/4.json").json() == shown("site", "peers", "--state", state)
+    files = sorted((state / "decisions").glob("audit-*.jsonl"))
+    asked = ("audit", "show", *files, "--last", 100, "--action", "train")
+    assert browser.get("/decisions/4.json?action=train").json() == shown(*asked)
+    (row,) = browser.get("/alerts/4.json").json()
+    assert row["condition"] == "AtollAgentDisconnected"
+
+
+def test_the_pages_of_a_site_say_what_was_decided_by_which_rule_and_what_waits(browser: TestClient) -> None:
+    requests = browser.get("/agents/4").text
+    assert "atoll site approve RUN" in requests
+    assert 'scope="row"><bdi>r-1</bdi>' in requests, "the update in the spool"
+    decisions = browser.get("/decisions/4").text
+    assert re.search(r"<bdi>train</bdi>.*<bdi>refused</bdi>.*<bdi>budget</bdi>.*<bdi>1</bdi>", decisions)
+    wait_for(lambda: "sound: nothing is changed" in browser.get("/decisions/4").text or None)
+    budgets = browser.get("/budgets/4").text
+    assert "the budget of data set &#39;mri-2026&#39; is spent" in budgets
+    assert "1.544" in budgets
 
 
 def test_a_log_is_read_to_its_end_by_pages_and_its_proof_is_shown(browser: TestClient) -> None:
@@ -261,6 +293,11 @@ def test_a_used_link_and_a_made_up_one_are_refused(stranger: TestClient, key: by
         ("/audit/3", 404, "is a folder of simulations"),
         ("/alerts/3", 404, "is a folder of simulations"),
         ("/runs/3/one/privacy", 404, "is a folder of simulations"),
+        ("/runs/4/r", 404, "is an agent's state directory"),
+        ("/members/4", 404, "is an agent's state directory"),
+        ("/agents/1", 404, "is a coordinator: an agent's state directory alone"),
+        ("/peers/3", 404, "is a folder of simulations"),
+        ("/decisions/4?before=-1", 404, "before: got"),
         ("/members/3", 404, "is a folder of simulations"),
         ("/static/../access.py", 404, ""),
         ("/static/%2e%2e/access.py", 404, ""),
@@ -269,7 +306,7 @@ def test_a_used_link_and_a_made_up_one_are_refused(stranger: TestClient, key: by
 def test_what_there_is_not_has_a_sentence(browser: TestClient, address: str, status: int, why: str) -> None:
     answer = browser.get(address)
     assert answer.status_code == status
-    assert why in answer.text
+    assert why in unescape(answer.text)
     assert "Traceback" not in answer.text
 
 

@@ -104,8 +104,8 @@ def test_a_mistake_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert nothing.startswith("there is nothing to show here")
     faults = refused("dashboard", "gone", "empty")
     assert [fault.partition(":")[0] for fault in faults] == ["gone", "empty"]
-    (fault,) = refused("dashboard", "--listen", "0.0.0.0:7080")
-    assert "need TLS" in fault
+    (fault,) = refused("dashboard", "--listen", "unix:atoll.sock")
+    assert "Unix socket" in fault
 
 
 def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:

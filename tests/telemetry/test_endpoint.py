@@ -15,7 +15,8 @@ from atoll.protocol.identity.credential import AUTHORITIES, CERTIFICATE, KEY
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 from atoll.server.identity.authority import Authority
-from atoll.telemetry.endpoint import CALLS_MAX, Endpoint, Readers
+from atoll.server.identity.readers import Readers
+from atoll.telemetry.endpoint import CALLS_MAX, Endpoint
 from tests.cli.federation import wait_for
 from tests.waiting import BOUND_S
 
@@ -154,7 +155,7 @@ def test_a_member_that_may_look_may_read_until_it_is_revoked(members: Members, r
 
 def test_a_client_a_stranger_and_a_caller_without_a_certificate_may_not(members: Members, tmp_path: Path) -> None:
     status, text = asked(members.endpoint, context=members.context(Role.CLIENT, "north"))
-    assert (status, text) == (403, "client north may not read metrics; allowed: owner, operator, auditor\n")
+    assert (status, text) == (403, "client north may not read here; allowed: owner, operator, auditor\n")
     stranger = Authority.open_or_create(tmp_path / "elsewhere", "elsewhere", 1e6)
     nobody = ssl.create_default_context(cafile=str(tmp_path / "coordinator" / AUTHORITIES))
     nobody.check_hostname = False

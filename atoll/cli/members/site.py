@@ -1,10 +1,9 @@
 """`atoll site ...`: a site's decisions about the runs that ask to train on its data, and about rollbacks."""
 
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,11 +13,12 @@ from atoll.cli.printing import as_json, clock, note, say, table
 from atoll.cli.waiting import waiting_for
 from atoll.ground.printable import instead_of
 from atoll.operations.faults import CommandError
+from atoll.operations.sites import agent_folder, in_plain_values, opened_requests, requests_at
 from atoll.protocol.run_names import RunNotNamed, only_named
 
 if TYPE_CHECKING:
     from atoll.client.policy.decide import Standing
-    from atoll.client.policy.history import PolicyHistory, RunTerms
+    from atoll.client.policy.history import PolicyHistory
 
 app = typer.Typer(
     cls=Commands, no_args_is_help=True, help="Decide for a site: on the runs that ask it, and on the sites in its sums."
@@ -54,8 +54,7 @@ def list_runs(state: State = None, json: options.Json = False) -> None:
     With `approval = "each_run"` in the site's policy, the site takes part in a run after its approval. A run without an
     algorithm (-) has only asked for evaluations; one with `sums` under `secure` asks for values in secure sums alone.
     """
-    with _history(state) as history:
-        runs = [_summary(terms) for terms in history.runs()]
+    runs = requests_at(agent_folder(state))
     if json:
         as_json(runs)
         return
@@ -103,7 +102,7 @@ def forget(run: options.RunArgument, state: State = None, json: options.Json = F
     """Forget the decision on a run: its next request counts as its first."""
     from atoll.operations.local_audit import record_at_site
 
-    with _history(state) as history:
+    with opened_requests(agent_folder(state)) as history:
         run = _known(history, run)
         history.forget(run)
     record_at_site(history.path.parent, "site.forgotten", run, "")
@@ -156,11 +155,11 @@ def accept_rollback(
     if policy is not None and not budgets:
         raise CommandError("accept-rollback: --policy belongs to --budgets: leave it out, or name --budgets")
     if budgets:
-        _close_budgets(policy, folder_of(state), json=json)
+        _close_budgets(policy, agent_folder(state), json=json)
     elif new_key:
-        _replace_key(folder_of(state), json=json)
+        _replace_key(agent_folder(state), json=json)
     else:
-        _accept_of_run(run, folder_of(state), json=json)
+        _accept_of_run(run, agent_folder(state), json=json)
 
 
 def _close_budgets(policy: Path | None, folder: Path, *, json: bool) -> None:
@@ -246,7 +245,7 @@ def archive(
     from atoll.cli.members.audit import as_archived
     from atoll.client.policy.decisions import NAME
 
-    as_archived(folder_of(state) / NAME, out, "agent", json=json)
+    as_archived(agent_folder(state) / NAME, out, "agent", json=json)
 
 
 def _decide(run: str, standing: "Standing", state: Path | None, json: bool, *, fingerprint: str = "") -> None:
@@ -254,19 +253,19 @@ def _decide(run: str, standing: "Standing", state: Path | None, json: bool, *, f
     from atoll.client.policy.history import OtherTerms
     from atoll.operations.local_audit import record_at_site
 
-    with _history(state) as history:
+    with opened_requests(agent_folder(state)) as history:
         run = _known(history, run)
         try:
             terms = history.decided(run, standing, time.time(), fingerprint=fingerprint)
         except OtherTerms:
             what = f"run {run} does not ask on the terms {fingerprint[:SHOWN_MAX]!r}: nothing is approved"
             raise CommandError(what, "`atoll site list` shows its present terms") from None
-    record_at_site(history.path.parent, f"site.{standing}", run, f"terms {_summary(terms)['terms']}")
+    record_at_site(history.path.parent, f"site.{standing}", run, f"terms {in_plain_values(terms)['terms']}")
     if standing is Standing.APPROVED and not fingerprint:
-        shown = _summary(terms)["terms"]
+        shown = in_plain_values(terms)["terms"]
         note(f"its newest terms, {shown}, are approved; --terms {shown} approves only terms that you have read")
     if json:
-        as_json(_summary(terms))
+        as_json(in_plain_values(terms))
         return
     training = f"{terms.algorithm}, codec {_codec(terms.algorithm, terms.codec)}" if terms.algorithm else "evaluations"
     is_of_data = terms.metrics.startswith("statistics ")
@@ -294,51 +293,3 @@ def _known(history: "PolicyHistory", run: str) -> str:
         several = any(run_id.rpartition("-")[0] == run for run_id in known)
         fault = str(error) if several else f"run {run!r} has not asked here{instead_of(run, known)}"
         raise CommandError(fault) from None
-
-
-@contextmanager
-def _history(state: Path | None) -> "Iterator[PolicyHistory]":
-    """Open the agent's record of the runs; its agent may hold the lock of the file for a moment."""
-    from atoll.client.policy.history import BUSY_S, NAME, PolicyHistory
-
-    folder = folder_of(state)
-    with (
-        waiting_for(f"the lock of {folder / NAME}", f"up to {BUSY_S:g} s for each reading and writing"),
-        closing(PolicyHistory(folder)) as history,
-    ):
-        yield history
-
-
-def folder_of(state: Path | None) -> Path:
-    """Return the state directory of an agent, which must exist.
-
-    Raises:
-        CommandError: the directory is not an agent's; or, without --state, there is none or there are several.
-    """
-    from atoll.client.policy.history import NAME
-
-    if state is None:
-        found = sorted(path.parent for path in Path().glob(f"atoll-agent*/{NAME}"))
-        if len(found) == 1:
-            return found[0]
-        here = f"several are here: {', '.join(map(str, found))}" if found else "none is in the current directory"
-        raise CommandError(f"name the agent's state directory with --state DIR; {here}")
-    if not (state / NAME).is_file():
-        raise CommandError(f"{state} is not an agent's state directory: it has no {NAME}; name another with --state")
-    return state
-
-
-def _summary(terms: "RunTerms") -> dict[str, Any]:
-    return {
-        "run": terms.run_id,
-        "task": terms.task,
-        "standing": str(terms.standing),
-        "algorithm": terms.algorithm,
-        "codec": terms.codec,
-        "local": terms.local,
-        "metrics": terms.metrics,
-        "secure": terms.secure or None,
-        "terms": terms.fingerprint,
-        "asked_at": terms.asked_at,
-        "decided_at": terms.decided_at,
-    }

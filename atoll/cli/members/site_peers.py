@@ -1,18 +1,19 @@
 """`atoll site fingerprint | trust | distrust | peers | fingerprints ...`: the sites with which a site joins a sum."""
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli import options
 from atoll.cli.group import Commands
-from atoll.cli.members.site import State, folder_of
+from atoll.cli.members.site import State
 from atoll.cli.printing import as_json, note, say, table
 from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError
+from atoll.operations.sites import agent_folder, peers_at
 
 if TYPE_CHECKING:
     from atoll.client.site.peers import Change
@@ -43,7 +44,7 @@ def fingerprint(state: State = None, json: options.Json = False) -> None:
     from atoll.client.site.own_key import fingerprint_in, name_in
     from atoll.protocol.secure.site_key import shown
 
-    folder = folder_of(state)
+    folder = agent_folder(state)
     name, digits = name_in(folder), fingerprint_in(folder)
     if json:
         as_json({"site": name, "fingerprint": digits})
@@ -64,7 +65,7 @@ def trust(name: Name, fingerprint: Digits, state: State = None, json: options.Js
     from atoll.protocol.secure.site_key import shown
     from atoll.protocol.settings import short
 
-    folder, faults, digits = folder_of(state), [], ""
+    folder, faults, digits = agent_folder(state), [], ""
     if not is_name(name):
         faults.append(f"name {short(name)}; allowed: {NAME_ALLOWED}")
     try:
@@ -96,7 +97,7 @@ def distrust(name: Name, state: State = None, json: options.Json = False) -> Non
     from atoll.protocol.identity.names import NAME_ALLOWED, is_name
     from atoll.protocol.settings import short
 
-    folder = folder_of(state)
+    folder = agent_folder(state)
     if not is_name(name):
         raise CommandError(f"name {short(name)}; allowed: {NAME_ALLOWED}")
     with _changing(folder) as change:
@@ -115,8 +116,7 @@ def peers(state: State = None, json: options.Json = False) -> None:
     it has shown others later, so its state was put back, and it is refused until its operator makes a new key with
     `atoll site accept-rollback --new-key`, which is then pinned.
     """
-    folder = folder_of(state)
-    rows = _peers(folder)
+    rows = peers_at(agent_folder(state))
     if json:
         as_json(rows)
         return
@@ -137,34 +137,6 @@ def peers(state: State = None, json: options.Json = False) -> None:
     )
 
 
-def _peers(folder: Path) -> list[dict[str, Any]]:
-    from atoll.client.policy.database import PolicyDatabase
-    from atoll.client.policy.promise_store import PromiseStore
-    from atoll.client.site.peers import PeersFile
-    from atoll.protocol.secure.site_key import fingerprint
-
-    known = PeersFile(folder).read()
-    with closing(PolicyDatabase(folder)) as database:
-        seen = PromiseStore(database).peers
-    newest: dict[str, int] = {}
-    for key, chain in seen.items():
-        newest[fingerprint(key)] = max(newest.get(fingerprint(key), 0), chain.count)
-    forked = {fingerprint(key) for key in seen.forked}
-    pinned = [
-        {
-            "site": name,
-            "standing": "pinned",
-            "fingerprint": digits,
-            "sessions": newest.get(digits),
-            "forked": digits in forked,
-        }
-        for name, digits in known.pinned.items()
-    ]
-    nothing = {"fingerprint": None, "sessions": None, "forked": False}
-    distrusted = [{"site": name, "standing": "distrusted", **nothing} for name in known.distrusted]
-    return sorted([*pinned, *distrusted], key=lambda row: str(row["site"]))
-
-
 # ---------------------------------------------------------------- lists
 
 
@@ -180,7 +152,7 @@ def export_list(
     """
     from atoll.client.site.fingerprint_list import list_text
 
-    known = _all_here(folder_of(state))
+    known = _all_here(agent_folder(state))
     with out.open("x") as file:
         file.write(list_text(known))
     _say_list(known, f"{out} has {count_of(len(known), 'site')}", json)
@@ -192,7 +164,7 @@ def check_list(file: ListFile, state: State = None, json: options.Json = False) 
 
     It changes nothing; every difference is named. Exit code 2 if there is any.
     """
-    listed, here = _read_list(file), _all_here(folder := folder_of(state))
+    listed, here = _read_list(file), _all_here(folder := agent_folder(state))
     faults = [*_differences(listed, here, _distrusted(folder)), *_missing(file, listed, here)]
     if faults:
         raise CommandError(*faults)
@@ -209,7 +181,7 @@ def import_list(file: ListFile, state: State = None, json: options.Json = False)
     from atoll.operations.local_audit import record_at_site
     from atoll.protocol.secure.site_key import shown
 
-    listed, folder = _read_list(file), folder_of(state)
+    listed, folder = _read_list(file), agent_folder(state)
     if faults := _differences(listed, here := _all_here(folder), _distrusted(folder)):
         raise CommandError(*faults)
     new = {name: digits for name, digits in listed.items() if name not in here}

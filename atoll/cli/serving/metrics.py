@@ -32,8 +32,8 @@ def serve_coordinator(telemetry: "Telemetry", coordinator: "Coordinator", ports:
     from atoll.ground.address import is_loopback
     from atoll.ground.folder_id import folder_id
     from atoll.protocol.wire.channel import parse_address
+    from atoll.server.identity.readers import Readers
     from atoll.telemetry.coordinator import CoordinatorReadings
-    from atoll.telemetry.endpoint import Readers
 
     readers = None
     if not is_loopback(parse_address(telemetry.address)[0]):

@@ -17,6 +17,16 @@ OF_COORDINATOR = (("members", "Members"), ("statistics", "Statistics"), ("audit"
 """The pages of a coordinator: the begin of each address, and its name."""
 
 
+OF_AGENT = (
+    ("agents", "Site"),
+    ("decisions", "Decisions"),
+    ("budgets", "Budgets"),
+    ("peers", "Other sites"),
+    ("alerts", "Alerts"),
+)
+"""The pages of a site's agent."""
+
+
 def of_run(place: int, run: str, page: str = "", **query: object) -> str:
     """Return the address of a page of a run.
 
@@ -89,6 +99,11 @@ def trail(place: int, label: str, run: str = "") -> list[tuple[str, str]]:
 def tabs(place: int, run: str) -> list[tuple[str, str]]:
     """Return the pages beside a page of a deployed run."""
     return [*((name, of_run(place, run, page)) for page, name in TABS), *tabs_of_coordinator(place)]
+
+
+def tabs_of_agent(place: int) -> list[tuple[str, str]]:
+    """Return the pages of a site's agent."""
+    return [(name, of_place(place, page)) for page, name in OF_AGENT]
 
 
 def tabs_of_coordinator(place: int) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from atoll.dashboard.pages import addresses
 from atoll.dashboard.pages.blocks import Cell, Page, TableBlock, cell, left_out
 
 Document = Mapping[str, Any]
+Pages = Mapping[str, tuple[str, str]]
 
 ROWS_MAX = 1_000
 
@@ -16,46 +17,52 @@ EVERY_S = 5
 MARKS = {"critical": "failed", "error": "failed", "warning": "late", "info": "waiting"}
 """The state that gives a level its sign and colour."""
 
-PAGES = {
+PAGES: Pages = {
     "audit": ("audit", "Audit"),
     "away": ("members", "Members"),
     "certificate": ("members", "Members"),
     "AtollCertificateEnds": ("members", "Members"),
 }
-"""The page of the coordinator to look at for a condition that is of no run."""
+"""The page of a coordinator to look at for a condition that is of no run."""
+
+OF_AGENT: Pages = {"approval": ("agents", "Site"), "audit": ("decisions", "Decisions")}
+"""The page of an agent to look at."""
 
 
-def alerts(place: int, label: str, rows: Sequence[Document], tabs: Sequence[tuple[str, str]]) -> Page:
+def alerts(place: int, label: str, rows: Sequence[Document], *, is_agent: bool = False) -> Page:
     """Return the page of the conditions, the critical ones first.
 
     Args:
         place: the number of the place.
         label: its name.
-        rows: the conditions, as `Federation.alerts` has them.
-        tabs: the pages beside it.
+        rows: the conditions, as `Federation.alerts` and `Agent.alerts` have them.
+        is_agent: whether the place is an agent of a site.
     """
+    pages, tabs = PAGES, addresses.tabs_of_coordinator(place)
+    if is_agent:
+        pages, tabs = OF_AGENT, addresses.tabs_of_agent(place)
     table = TableBlock(
         "Alerts",
         ("level", "condition", "what holds", "look at", "what to do"),
-        [_row(place, row) for row in rows[:ROWS_MAX]],
+        [_row(place, row, pages) for row in rows[:ROWS_MAX]],
         left_out(len(rows), ROWS_MAX, "condition"),
         "no condition holds",
     )
     return Page("Alerts", [table], addresses.trail(place, label), tabs, every=EVERY_S)
 
 
-def _row(place: int, row: Document) -> list[Cell]:
+def _row(place: int, row: Document, pages: Pages) -> list[Cell]:
     level = str(row["level"])
     return [
         cell(level, mark=MARKS.get(level, "")),
         cell(row["condition"]),
         cell(row["sentence"]),
-        _page_of(place, row),
+        _page_of(place, row, pages),
         cell(row["docs"]),
     ]
 
 
-def _page_of(place: int, row: Document) -> Cell:
+def _page_of(place: int, row: Document, pages: Pages) -> Cell:
     """Return the page to look at; a condition of this machine has none."""
     run, condition = row["run"], row["condition"]
     if run and condition == "approval":
@@ -64,7 +71,7 @@ def _page_of(place: int, row: Document) -> Cell:
     if run:
         page = "rounds" if condition == "AtollRoundsAbandoned" else ""
         return cell(f"rounds of {run}" if page else run, addresses.of_run(place, run, page))
-    if condition in PAGES:
-        page, name = PAGES[condition]
+    if condition in pages:
+        page, name = pages[condition]
         return Cell(name, addresses.of_place(place, page))
     return Cell("-")

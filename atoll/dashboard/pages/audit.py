@@ -71,7 +71,7 @@ def audit(
         )
     )
     title = "Decisions" if page == "decisions" else "Audit"
-    tabs = addresses.tabs_of_coordinator(place)
+    tabs = addresses.tabs_of_agent(place) if page == "decisions" else addresses.tabs_of_coordinator(place)
     every = VERIFYING_S if proof.at is None and not proof.sentence else 0
     return Page(title, blocks, addresses.trail(place, label), tabs, every=every)
 

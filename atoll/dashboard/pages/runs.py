@@ -37,7 +37,7 @@ class OfPlace:
     Args:
         number: the number of the place.
         label: its name.
-        kind: `deployed` or `simulated`.
+        kind: `deployed`, `agent` or `simulated`.
         rows: its runs, as `atoll run list --json`, the newest last.
         fault: why there are none; empty: it could be read.
     """
@@ -63,6 +63,9 @@ def runs(places: Sequence[OfPlace], *, state: str = "", text: str = "") -> Page:
         if place.fault:
             blocks.append(Sentences(place.label, [place.fault]))
             continue
+        if place.kind == "agent":
+            blocks.append(_of_agent(place, text))
+            continue
         wanted = [row for row in reversed(place.rows) if _counts(row, state, text)]
         blocks.append(
             TableBlock(
@@ -79,6 +82,28 @@ def runs(places: Sequence[OfPlace], *, state: str = "", text: str = "") -> Page:
     if notices:
         blocks.insert(0, Sentences("Notices", notices))
     return Page("Runs", blocks, every=EVERY_S)
+
+
+def _of_agent(place: OfPlace, text: str) -> TableBlock:
+    """Return the runs that have asked a site, the newest first."""
+    rows = sorted(place.rows, key=lambda row: -float(row["asked_at"]))
+    wanted = [row for row in rows if text.lower() in f"{row['run']} {row['task']}".lower()]
+    return TableBlock(
+        place.label,
+        ("run that has asked", "standing", "task", "asked", "decided"),
+        [
+            (
+                cell(row["run"], addresses.of_place(place.number, "decisions", actor=row["run"])),
+                *(state_cell(str(row["standing"])), cell(row["task"])),
+                *(instant(row["asked_at"]), instant(row["decided_at"])),
+            )
+            for row in wanted[:ROWS_MAX]
+        ],
+        left_out(len(wanted), ROWS_MAX, "older run", "narrow by text"),
+        "no such run" if place.rows else "no run has asked this site yet",
+        addresses.tabs_of_agent(place.number),
+        [Field("text", "text", text)],
+    )
 
 
 def members(place: int, label: str, rows: Sequence[Row], *, role: str = "", standing: str = "", text: str = "") -> Page:

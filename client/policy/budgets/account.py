@@ -11,7 +11,7 @@ from atoll.client.policy.budgets.charge import Charge, Work, spent_by
 from atoll.client.policy.budgets.entries import Charged, Closed, Entry, Left, Opened
 from atoll.client.policy.config import DataBudget
 from atoll.ground.printable import count_of
-from atoll.protocol.privacy.composition import epsilon_of, is_within, uses_within
+from atoll.protocol.privacy.composition import epsilon_of, is_within, kinds_of, uses_within, with_uses
 from atoll.protocol.privacy.guarantee import EXACT
 
 
@@ -47,9 +47,7 @@ class DataAccount:
                     parts = spent_by(charged.charge, self.opened.unit)
                 except ValueError:
                     return False
-                for part in parts:
-                    kind = part.noise_multiplier, part.sample_rate
-                    self.kinds[kind] = self.kinds.get(kind, 0) + part.steps
+                self.kinds = with_uses(self.kinds, kinds_of(parts))
                 self.charges[number] = charged
             case Left(_, charged_by, update):
                 if charged_by not in self.charges or charged_by in self.updates:
@@ -79,13 +77,9 @@ class DataAccount:
             return fault
         of = f"data set {budget.name!r}"
         try:
-            parts = spent_by(charge, budget.unit)
+            kinds = self.kinds_after(budget, charge)
         except ValueError as error:
             return f'{of} has a budget for the whole of it (unit = "client"): {error}'
-        kinds = dict(self.kinds)
-        for part in parts:
-            kind = part.noise_multiplier, part.sample_rate
-            kinds[kind] = kinds.get(kind, 0) + part.steps
         if is_within(kinds, budget.epsilon_max, budget.delta):
             return ""
         spent, wanted = self.spent(budget), epsilon_of(kinds, budget.delta)[0]
@@ -93,6 +87,10 @@ class DataAccount:
             f"the budget of {of} is spent: epsilon {spent:.6g} of {budget.epsilon_max:g} at delta {budget.delta:g}, "
             f"and with this training {wanted:.6g}"
         )
+
+    def kinds_after(self, budget: DataBudget, charge: Charge, times: int = 1) -> dict[tuple[float, float], int]:
+        """Return the number of steps of each kind after a charge, or several; raises ValueError as `spent_by`."""
+        return with_uses(self.kinds, kinds_of(spent_by(charge, budget.unit)), times)
 
     def fault_of(self, budget: DataBudget) -> str:
         """Return why a name allows nothing, whatever is charged: it is closed, or was raised; empty: it may."""

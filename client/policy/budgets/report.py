@@ -59,20 +59,21 @@ class BudgetSpent:
     runs: tuple[RunSpent, ...]
 
 
-def read_budgets(path: Path, folder: Path, data: Iterable[DataBudget]) -> list[BudgetSpent]:
+def read_budgets(path: Path, folder: Path, data: Iterable[DataBudget], *, read_only: bool = False) -> list[BudgetSpent]:
     """Return the budgets of a ledger: those of the policy first, then names that the policy does not have.
 
     Args:
         path: the folder of the ledger.
         folder: the agent's state directory.
         data: of the policy; none: the budgets are those that the ledger has recorded.
+        read_only: whether the schema of the file stays, too.
 
     Raises:
         HistoryUnusable: the ledger is damaged, or cannot be read.
     """
     if not (path / NAME).is_file():
         return [_summary(DataAccount(), budget, is_known=True) for budget in data]
-    with closing(PolicyDatabase(path)) as database:
+    with closing(PolicyDatabase(path, read_only=read_only)) as database:
         ledger = Ledger(database, folder)
         accounts = ledger.read()
     if ledger.fault:

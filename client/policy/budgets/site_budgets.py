@@ -21,6 +21,7 @@ from atoll.client.policy.database import HistoryUnusable, PolicyDatabase
 from atoll.client.policy.decide import Kind, PolicyRequest
 from atoll.ground.folder_id import folder_id
 from atoll.ground.folders import in_words as error_in_words
+from atoll.protocol.privacy.composition import Kinds
 from atoll.protocol.vocabulary import RoundId, RunId
 
 ALGORITHMS = ("fedavg", "fedprox")
@@ -85,6 +86,26 @@ class SiteBudgets:
             names = ", ".join(repr(budget.name) for budget in budgets)
             return f"data set {names} has a budget, and takes part in nothing that is not accounted: {error}"
         return needed(accounts, budgets, self._work(request), charge, 0.0)[1]
+
+    def accounts_ahead(self, policy: PrivacyPolicy, request: PolicyRequest) -> list[tuple[Kinds, float]]:
+        """Return the steps and delta of each account that a training needs: with its charge, and with one more like it.
+
+        `composition.epsilon_of` keeps its results, so a thread can find them before the event loop asks: epsilon after
+        the charge is for the log, and epsilon after one more decides whether a further round is allowed.
+        """
+        budgets = self._budgets(policy, request) if policy.data else []
+        if isinstance(budgets, str) or not budgets:
+            return []
+        accounts = self._opened(policy).read()
+        try:
+            charge = self._charge_of(request, "")
+            return [
+                (accounts.account(budget.name).kinds_after(budget, charge, times), budget.delta)
+                for budget in budgets
+                for times in (1, 2)
+            ]
+        except ValueError:  # it is refused
+            return []
 
     def charge(self, policy: PrivacyPolicy, request: PolicyRequest, now: float) -> tuple[list[str], str]:
         """Charge a training before its first step, or an update before its first byte; durable on return.

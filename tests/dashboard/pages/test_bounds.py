@@ -3,7 +3,7 @@
 from typing import Any
 
 from atoll.dashboard.charts import CURVES_MAX
-from atoll.dashboard.pages import alerts, audit, privacy, rounds, run, runs, sites, statistics, versions
+from atoll.dashboard.pages import agents, alerts, audit, privacy, rounds, run, runs, sites, statistics, versions
 from atoll.dashboard.pages.blocks import JSON_HAS_ALL, Curves, Facts, Grid, Sentences, TableBlock, Timeline
 from atoll.dashboard.pages.runs import OfPlace
 from tests.dashboard.conftest import HOSTILE
@@ -231,12 +231,33 @@ def test_an_alert_leads_to_the_page_to_look_at() -> None:
         row("audit"),
         row("disk", "/state"),
     ]
-    (table,) = alerts.alerts(1, "state", rows, []).blocks
+    (table,) = alerts.alerts(1, "state", rows).blocks
     assert isinstance(table, TableBlock)
     hrefs = [line[3].href for line in table.rows]
     assert hrefs[:2] == ["/runs/1/r", "/runs/1/r/rounds"]
     assert hrefs[2].startswith("/runs/1/r/site?name=%3Cscript%3E")
     assert hrefs[3:] == ["/members/1", "/audit/1", ""]
-    (table,) = alerts.alerts(1, "state", rows * 300, []).blocks
+    (table,) = alerts.alerts(1, "north", [row("approval", "r-1"), row("away")], is_agent=True).blocks
+    assert isinstance(table, TableBlock)
+    assert [line[3].href for line in table.rows] == ["/agents/1", ""]
+    (table,) = alerts.alerts(1, "state", rows * 300).blocks
     assert isinstance(table, TableBlock)
     assert (len(table.rows), table.note) == (1_000, f"800 conditions left out: {JSON_HAS_ALL}")
+
+
+def test_a_site_with_thousands_of_requests_shows_five_hundred() -> None:
+    row = dict.fromkeys(("task", "algorithm", "codec", "metrics", "secure", "local", "terms"), HOSTILE)
+    rows = [row | {"run": name, "standing": "undecided", "asked_at": 1.0, "decided_at": None} for name in NAMES]
+    waiting = {"round": 1, "num_bytes": 3, "num_examples": 1, "is_masked": True, "train_seconds": 1.0, "at": None}
+    page = agents.requests(1, "north", rows, [waiting | {"run": name} for name in NAMES], {})
+    (told,), (table, spool) = blocks_of(page, Sentences), blocks_of(page, TableBlock)
+    assert f"{NAMES[9]} and 2990 more" in told.lines[0]
+    assert (len(table.rows), table.note) == (500, f"2500 runs left out: {JSON_HAS_ALL}")
+    assert (len(spool.rows), spool.note[:21]) == (200, "2800 updates left out")
+    page = agents.requests(1, "north", rows, [], {"standing": "approved"})
+    assert blocks_of(page, TableBlock)[0].empty == "no such run"
+    one = {"data": HOSTILE, "unit": "client", "charges": 1, "spent": float("nan"), "epsilon_max": 1.0, "delta": 1e-6}
+    one |= {"uses_left": None, "last_at": None, "refused": HOSTILE, "runs": [], "tasks": [], "accountant": ""}
+    page = agents.budgets(1, "north", {"ledger": "/x", "budgets": [one] * 700})
+    assert blocks_of(page, TableBlock)[0].note == f"200 rows left out: {JSON_HAS_ALL}"
+    assert blocks_of(page, Sentences)[0].note == f"200 data sets left out: {JSON_HAS_ALL}"

@@ -15,6 +15,8 @@ from atoll.client.policy.file import PolicyFile
 from atoll.client.policy.gate import Gate
 from atoll.client.session.events import EvaluationRequest, Invitation
 from atoll.protocol.disclosure import MetricsLeave
+from atoll.protocol.privacy import composition, loss_distribution
+from atoll.protocol.privacy.composition import epsilon_bound, epsilon_of
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Version
 from tests.client.policy.budgets.test_terms import CLIENT, EXAMPLE
@@ -61,6 +63,48 @@ def test_a_training_is_charged_when_it_is_admitted_and_the_site_s_log_says_so(tm
         "charged to mri-2026: 1 step with a guarantee for one client, noise by the coordinator, which is trusted to "
         "add it; spent now epsilon 1.0607 of 8 at delta 1e-06 for one client"
     )
+
+
+def test_an_account_that_was_found_ahead_is_not_found_again_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An account of sampled steps takes a second and more of a processor, in which no heartbeat would leave."""
+    computed: list[list[tuple[float, float, int]]] = []
+
+    def found(kinds: list[tuple[float, float, int]], delta: float, about: float) -> float:
+        computed.append(kinds)
+        return 0.99 * about
+
+    monkeypatch.setattr(loss_distribution, "epsilon_of_kinds", found)
+    bound = epsilon_bound({(1.1, 0.01): 300}, 1e-6)
+    site = Site(tmp_path, epsilon=0.995 * bound, unit="example")
+
+    def sampled(number: int) -> Invitation:
+        return private(number, EXAMPLE, local={"epochs": 1})
+
+    composition._tight.cache_clear()
+    for number in (1, 2, 3):
+        before = len(computed)
+        assert site.gate.ask(sampled(number)).is_allowed
+        assert len(computed) == before, "the round before has found what decides"
+        for kinds, delta in site.gate.accounts_ahead(sampled(number)):
+            epsilon_of(kinds, delta)
+        before = len(computed)
+        assert site.gate.admit(sampled(number), version()).is_allowed
+        assert len(computed) == before
+    assert len(site.lines("privacy.charge")) == 3
+    assert site.gate.ask(sampled(4)).rule is Rule.BUDGET
+    assert len(computed) == 4
+    composition._tight.cache_clear()
+
+
+def test_requests_that_are_refused_need_no_account_ahead(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    assert site.gate.accounts_ahead(invitation()) == []
+    assert site.gate.accounts_ahead(private(terms=EXAMPLE, local={"epochs": 1})) == [], (
+        "it bounds nothing for all of a site's data"
+    )
+    assert site.gate.accounts_ahead(invitation(task="u")) == []
 
 
 def test_another_training_of_the_round_after_an_update_has_left_is_charged_again(tmp_path: Path) -> None:
