@@ -1,11 +1,14 @@
 """The images of deploy/Containerfile, built here and run with a read-only root (`make image-test`)."""
 
+import http.cookiejar
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import urllib.parse
+import urllib.request
 
 import pytest
 
@@ -199,15 +202,14 @@ def test_a_dashboard_without_torch_shows_a_run(images, volume, tmp_path):
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + BOUND_S
-        while not (found := re.search(r"http://127\.0\.0\.1:\d+/\S+", (tmp_path / "log").read_text())):
+        while not (found := re.search(r"(?m)^http://\S+$", (tmp_path / "log").read_text())):
             assert process.poll() is None, (tmp_path / "log").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.2)
-        import http.cookiejar
-        import urllib.request
-
         opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar()))
-        assert b"sim" in opener.open(found.group(), timeout=BOUND_S).read()
+        opener.open(found.group(), timeout=BOUND_S).close()  # the link; its cookie opens the pages
+        runs = opener.open(urllib.parse.urljoin(found.group(), "/runs.json"), timeout=BOUND_S).read().decode()
+        assert '"run": "sim"' in runs, runs
         process.send_signal(signal.SIGTERM)
         assert process.wait(BOUND_S) == 0
     finally:
