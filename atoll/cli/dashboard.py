@@ -13,6 +13,8 @@ from atoll.operations.faults import CommandError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from atoll.dashboard.process import Wanted
+
 NEEDED = ("starlette", "uvicorn", "jinja2", "anyio")
 """The packages of the extra `dashboard`."""
 
@@ -33,7 +35,7 @@ Listen = Annotated[
         "--listen",
         metavar="HOST:PORT",
         help="Address; port 0: a free one; by default 127.0.0.1:7080. On other interfaces than loopback by TLS, for "
-        "browsers with a certificate of the coordinator's authority alone.",
+        "browsers with a certificate of the coordinator's authority alone. Or unix:PATH, a socket for a proxy.",
     ),
 ]
 Open = Annotated[bool, typer.Option("--open", help="Open the link in this user's browser.")]
@@ -49,10 +51,32 @@ Control = Annotated[
         "with your credential; without it nothing is changed.",
     ),
 ]
+UserHeader = Annotated[
+    str,
+    typer.Option(
+        "--user-header",
+        metavar="NAME",
+        help="Header in which the proxy names its user, such as X-Forwarded-User; with --listen unix:PATH alone.",
+    ),
+]
+Users = Annotated[
+    str,
+    typer.Option(
+        "--users",
+        metavar="FILE",
+        help="TOML with the proxy's names in browsers (hosts) and the roles of its users (users); read at each change.",
+    ),
+]
 
 
 def dashboard(
-    places: Places = None, listen: Listen = "", open_: Open = False, control: Control = False, no_live: NoLive = False
+    places: Places = None,
+    listen: Listen = "",
+    open_: Open = False,
+    control: Control = False,
+    user_header: UserHeader = "",
+    users: Users = "",
+    no_live: NoLive = False,
 ) -> None:
     """Show runs, rounds, sites and members as pages in a browser. It reads and, without --control, changes nothing.
 
@@ -69,7 +93,10 @@ def dashboard(
         if places == [LINK] and not Path(LINK).exists():
             say(listener.another_link(listen, listener.runtime_folder(), time.time()))
             return
-        _serve(places or [], listen or listener.DEFAULT, open_=open_, is_live=not no_live, is_controlled=control)
+        from atoll.dashboard.process import Wanted
+
+        wanted = Wanted(listen or listener.DEFAULT, not no_live, control, user_header, users)
+        _serve(places or [], wanted, open_=open_)
     except AtollError as error:
         raise CommandError(*error.faults) from None
 
@@ -84,7 +111,7 @@ def _check_packages() -> None:
         )
 
 
-def _serve(places: list[str], listen: str, *, open_: bool, is_live: bool, is_controlled: bool) -> None:
+def _serve(places: list[str], wanted: "Wanted", *, open_: bool) -> None:
     from atoll.cli import log
     from atoll.dashboard.process import serve
     from atoll.protocol import service_manager
@@ -95,14 +122,16 @@ def _serve(places: list[str], listen: str, *, open_: bool, is_live: bool, is_con
     def ready(address: str, link: str) -> None:
         if link:
             note(f"the pages are at {address}; this link opens a session, once, within ten minutes:")
-        else:
+        elif address.startswith("https:"):
             note("the pages are for browsers with a certificate of this coordinator (`atoll join --p12 FILE`):")
+        else:
+            note("the pages are for a proxy, at this socket:")
         say(link or address)
         service_manager.tell(service_manager.READY, f"the pages are at {address}")
-        if open_:
+        if open_ and not address.startswith("unix:"):
             typer.launch(link or address)
 
     def ends(end: "Callable[[], object]") -> None:
         call_at_end(end, "stopped by %s: the dashboard ends")
 
-    serve(places, listen, is_live=is_live, is_controlled=is_controlled, ready=ready, ends=ends)
+    serve(places, wanted, ready=ready, ends=ends)

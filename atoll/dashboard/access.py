@@ -137,10 +137,10 @@ Headers = Sequence[tuple[str, str]]
 
 
 class Door(Protocol):
-    """Way by which visitors come in: on loopback with a link, on other interfaces with a certificate."""
+    """Way by which visitors come in: with a link, with a certificate, or through a proxy."""
 
-    scheme: str
-    """`http` or `https`, as browsers see it."""
+    def origins(self, host: str) -> list[str]:
+        """Return the origins of the pages at a value of `Host`."""
 
     def check_host(self, host: str) -> None:
         """Check a value of `Host`, in lower case; raises Refused."""
@@ -159,10 +159,12 @@ class LoopbackDoor:
         cookie: the name of the cookie; each port has its own, as browsers do not part cookies by port.
     """
 
-    scheme = "http"
-
     def __init__(self, sessions: Sessions, hosts: set[str], clock: Callable[[], float], cookie: str) -> None:
         self._sessions, self._hosts, self._clock, self.cookie = sessions, hosts, clock, cookie
+
+    def origins(self, host: str) -> list[str]:
+        """Return the origin of the pages at a host."""
+        return [f"http://{host}"]
 
     def opened_by(self, token: str) -> str | None:
         """Return the cookie of a new session; None: the link is not of this process, too old, or used."""
@@ -207,10 +209,12 @@ class CertificateDoor:
         host: the host of the listener.
     """
 
-    scheme = "https"
-
     def __init__(self, readers: Readers, host: str) -> None:
         self._readers, self._names = readers, {readers.name, "localhost", host.lower()}
+
+    def origins(self, host: str) -> list[str]:
+        """Return the origin of the pages at a host."""
+        return [f"https://{host}"]
 
     def check_host(self, host: str) -> None:
         """Check a value of `Host`: an address, or the name of the listener or of its certificate; any port."""
@@ -316,7 +320,8 @@ class Guard:
         if scope["method"] not in self._methods:
             raise Refused("these pages are read only: only GET is allowed")
         origins = [value.lower() for name, value in headers if name == "origin"]
-        if origins != [f"{self._door.scheme}://{hosts[0]}"] and (origins or scope["method"] == "POST"):
+        is_own = len(origins) == 1 and origins[0] in self._door.origins(hosts[0])
+        if not is_own and (origins or scope["method"] == "POST"):
             raise Refused("the request comes from a page of another origin")
         return await self._door.visitor(scope, headers)
 

@@ -20,7 +20,7 @@ from atoll.dashboard.control import Control
 from atoll.dashboard.live import Live, Pictures
 from atoll.dashboard.pages import addresses, runs
 from atoll.dashboard.pages.blocks import Page, Sentences, fates_of
-from atoll.dashboard.readings import PAGES, Answer, Asked, document_of
+from atoll.dashboard.readings import PAGES, Answer, Asked, compared, document_of
 from atoll.dashboard.sources import Source
 from atoll.ground.printable import printable
 from atoll.interface.deployed import AWAY, DeployedRun
@@ -64,6 +64,7 @@ class Dashboard:
     def app(self, door: Door) -> Guard:
         """Return the application, which answers requests that come through a door alone."""
         routes = [Route("/", self._runs), Route("/runs.json", self._runs)]
+        routes += [Route("/compare", self._compare), Route("/compare.json", self._compare)]
         routes += [Route(LOGIN, self._login(door))] if isinstance(door, LoopbackDoor) else []
         routes += [Route(LIVE, self._news)] if self._is_live else []
         routes += Control(self._source, self._html).routes() if self._is_controlled else []
@@ -135,6 +136,14 @@ class Dashboard:
             return Response(_json(found), media_type="application/json")
         page = runs.runs(places, state=query.get("state", ""), text=query.get("text", ""))
         return HTMLResponse(self._html(page))
+
+    async def _compare(self, request: Request) -> Response:
+        query = request.query_params
+        only = {name: query.get(name, "") for name in ("sweep", "metric", "over")}
+        answer = await self._read(lambda: compared(self._sources, query.getlist("run"), **only))
+        if request.url.path.endswith(".json"):
+            return Response(_json(document_of(answer)), media_type="application/json")
+        return HTMLResponse(await self._read(lambda: self._html(answer[1]())))
 
     def _login(self, door: LoopbackDoor) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:

@@ -1,9 +1,10 @@
 """The changes that `--control` allows: of runs and members, through the calls that the commands make."""
 
 import json
+import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import parse_qs
 
 import anyio
@@ -18,12 +19,18 @@ from atoll.dashboard.pages.blocks import Page, Sentences
 from atoll.dashboard.sources import Source
 from atoll.ground.printable import count_of, printable
 from atoll.interface.errors import AtollError
+from atoll.interface.roles import check_role
+
+logger = logging.getLogger(__name__)
 
 CHANGES = 4
 """Largest number of changes that are under way at one time."""
 
 BODY_BYTES_MAX = 16 * 1024
 """Largest size of what a form sends."""
+
+CLIENT = "client"
+"""The role of the members that each role which may change some may change."""
 
 FORM = "application/x-www-form-urlencoded"
 
@@ -37,12 +44,30 @@ class Sent:
         run: the run in it; empty: the form is of members.
         values: the values of its fields.
         query: the values in its address.
+        by: the user of a proxy who has sent it; empty: the owner of this process.
     """
 
     source: Source
     run: str
     values: Mapping[str, str]
     query: Mapping[str, str] = field(default_factory=dict)
+    by: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The reason for the run's record, with the user of a proxy, as the audit log has the process's credential."""
+        said = self.values.get("reason", "")
+        return ": ".join(part for part in (self.by and f"by {self.by}", said) if part)
+
+    @property
+    def role(self) -> str:
+        """The role of the member in the address or, where it names none, in the form."""
+        return self.query.get("role") or self.values.get("role", "")
+
+    @property
+    def name(self) -> str:
+        """The name of that member."""
+        return (self.query.get("name") or self.values.get("name", "")).strip()
 
     @property
     def number(self) -> int:
@@ -85,7 +110,7 @@ class Sent:
 
 def pause(sent: Sent) -> Page:
     """Pause a run."""
-    return pages.done(sent.source.controlled().known_run(sent.run).pause(sent.values.get("reason", "")), sent.of_run)
+    return pages.done(sent.source.controlled().known_run(sent.run).pause(sent.reason), sent.of_run)
 
 
 def resume(sent: Sent) -> Page:
@@ -96,7 +121,7 @@ def resume(sent: Sent) -> Page:
 def stop(sent: Sent) -> Page:
     """Stop a run, whose name was typed."""
     sent.check_typed(sent.run, "nothing is stopped")
-    return pages.done(sent.source.controlled().known_run(sent.run).stop(sent.values.get("reason", "")), sent.of_run)
+    return pages.done(sent.source.controlled().known_run(sent.run).stop(sent.reason), sent.of_run)
 
 
 def statistics(sent: Sent) -> Page:
@@ -112,7 +137,7 @@ def statistics(sent: Sent) -> Page:
 
 def invite(sent: Sent) -> Page:
     """Make a join code, which nothing but the answer has."""
-    name, role = sent.values.get("name", "").strip(), sent.values.get("role", "")
+    name, role = sent.name, sent.role
     hours = sent.value("hours", 0.001, 720)
     code = sent.source.controlled().invite(name, role=role, hours=hours)
     sentence = f"{role} {name} is invited, for {count_of(hours, 'hour')}; the join code is shown once"
@@ -121,19 +146,22 @@ def invite(sent: Sent) -> Page:
 
 def revoke(sent: Sent) -> Page:
     """Revoke a member, whose name was typed."""
-    name, role = sent.query.get("name", ""), sent.query.get("role", "")
+    name, role = sent.name, sent.role
     sent.check_typed(name, "nothing is revoked")
     sent.source.controlled().revoke(name, role=role)
     return pages.done(f"{role} {name} is revoked", sent.of_members)
 
 
-OF_RUNS: Mapping[str, Callable[[Sent], Page]] = {
-    "pause": pause,
-    "resume": resume,
-    "stop": stop,
-    "statistics": statistics,
+Act = tuple[Callable[[Sent], Page], str]
+"""A change, and the method of the Admin service that it calls."""
+
+OF_RUNS: Mapping[str, Act] = {
+    "pause": (pause, "PauseRun"),
+    "resume": (resume, "ResumeRun"),
+    "stop": (stop, "StopRun"),
+    "statistics": (statistics, "CollectStatistics"),
 }
-OF_MEMBERS: Mapping[str, Callable[[Sent], Page]] = {"invite": invite, "revoke": revoke}
+OF_MEMBERS: Mapping[str, Act] = {"invite": (invite, "Invite"), "revoke": (revoke, "Revoke")}
 """The changes by the ends of their addresses."""
 
 RUN, MEMBERS = "/runs/{place:int}/{run}/control", "/members/{place:int}/control"
@@ -154,11 +182,14 @@ class Control:
     def routes(self) -> list[Route]:
         """Return the addresses: forms by GET, changes by POST."""
         return [
-            Route(RUN, self._page(self._of_run)),
-            Route(MEMBERS, self._page(self._of_members)),
-            Route(f"{MEMBERS}/revoke", self._page(self._of_revocation)),
-            *(Route(f"{RUN}/{name}", self._change(act), methods=["POST"]) for name, act in OF_RUNS.items()),
-            *(Route(f"{MEMBERS}/{name}", self._change(act), methods=["POST"]) for name, act in OF_MEMBERS.items()),
+            Route(RUN, self._page(self._of_run, "PauseRun")),
+            Route(MEMBERS, self._page(self._of_members, "Invite")),
+            Route(f"{MEMBERS}/revoke", self._page(self._of_revocation, "Revoke")),
+            *(Route(f"{RUN}/{name}", self._change(name, *act), methods=["POST"]) for name, act in OF_RUNS.items()),
+            *(
+                Route(f"{MEMBERS}/{name}", self._change(name, *act), methods=["POST"])
+                for name, act in OF_MEMBERS.items()
+            ),
         ]
 
     def _of_run(self, sent: Sent, token: str) -> Page:
@@ -169,30 +200,35 @@ class Control:
         return pages.of_members(sent.number, sent.label, token)
 
     def _of_revocation(self, sent: Sent, token: str) -> Page:
-        name, role = sent.query.get("name", "").strip(), sent.query.get("role", "")
+        name, role = sent.name, sent.role
         for member in sent.source.controlled().members:
             if (member["role"], member["name"]) == (role, name):
                 return pages.of_revocation(sent.number, sent.label, member, token)
         raise AtollError(f"no {role} {name!r} was invited or enrolled here: the page of the members has all")
 
-    def _page(self, page: Callable[[Sent, str], Page]) -> Callable[[Request], Awaitable[Response]]:
+    def _page(self, page: Callable[[Sent, str], Page], method: str) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
+            _check_role(_visitor(request), method, CLIENT)
             sent, token = self._sent(request, {}), self._forms.token(_visitor(request))
             return HTMLResponse(await self._off_loop(lambda: self._html(page(sent, token))))
 
         return answer
 
-    def _change(self, act: Callable[[Sent], Page]) -> Callable[[Request], Awaitable[Response]]:
+    def _change(self, name: str, act: Callable[[Sent], Page], method: str) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            values = await _values(request)
-            self._forms.check(_visitor(request), values.pop("token", ""))
-            sent = self._sent(request, values)
+            values, visitor = await _values(request), _visitor(request)
+            self._forms.check(visitor, values.pop("token", ""))
+            sent = replace(self._sent(request, values), by=visitor.name)
+            _check_role(visitor, method, sent.role)
             try:
-                return HTMLResponse(await self._off_loop(lambda: self._html(act(sent))))
+                page = await self._off_loop(lambda: self._html(act(sent)))
             except AtollError as error:
+                logger.info("%s: %s of %s is refused", _named(visitor), name, _object_of(sent))
                 trail = sent.of_run if sent.run else sent.of_members
                 lines = [printable(fault) for fault in error.faults]
                 return HTMLResponse(self._html(Page("Not done", [Sentences("Why", lines)], trail)), 400)
+            logger.info("%s: %s of %s", _named(visitor), name, _object_of(sent))
+            return HTMLResponse(page)
 
         return answer
 
@@ -205,6 +241,27 @@ class Control:
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(CHANGES)
         return await anyio.to_thread.run_sync(call, limiter=self._limiter)
+
+
+def _check_role(visitor: Visitor, method: str, of: str) -> None:
+    """Check that a user's role may make a change: the coordinator knows the role of the process's credential alone.
+
+    Raises:
+        Refused: it may not, by the rules of the coordinator.
+    """
+    if visitor.role:
+        try:
+            check_role(visitor.role, method, of)
+        except AtollError as error:
+            raise Refused(str(error)) from None
+
+
+def _named(visitor: Visitor) -> str:
+    return f"{printable(visitor.name)} ({visitor.role})" if visitor.name else "the owner of this process"
+
+
+def _object_of(sent: Sent) -> str:
+    return printable(sent.run or f"{sent.role} {sent.name}")[:200]
 
 
 def _visitor(request: Request) -> Visitor:

@@ -64,15 +64,10 @@ def listener_of(text: str) -> Listener:
     Raises:
         AtollError: it is no address; the message says what is allowed.
     """
-    if text.startswith("unix:"):
-        raise AtollError(
-            f"--listen: got {text!r}; allowed: an address on loopback, such as {DEFAULT}: a Unix socket behind a proxy "
-            f"needs the names of its users, which this version does not read; {TUNNEL}"
-        )
     try:
         host, port = parsed(text)
     except ValueError:
-        fault = f"--listen: got {text!r}; allowed: HOST:PORT, such as {DEFAULT}, port 0..65535"
+        fault = f"--listen: got {text!r}; allowed: unix:PATH, or HOST:PORT, such as {DEFAULT}, port 0..65535"
         raise AtollError(fault) from None
     if host == "localhost":
         return Listener("127.0.0.1", port)
@@ -147,6 +142,8 @@ def another_link(listen: str, folder: Path, now: float) -> str:
     Raises:
         AtollError: none runs, or several do and none is named.
     """
+    if listen.startswith("unix:"):
+        raise AtollError("a dashboard at a Unix socket has no link: its proxy lets its users in")
     running = {}
     for path in sorted(folder.glob("*.json")):
         try:

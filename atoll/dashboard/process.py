@@ -6,8 +6,9 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -15,6 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from atoll.dashboard.access import (
     CERTIFICATE,
     CertificateDoor,
+    Door,
     Guard,
     LoopbackDoor,
     Readers,
@@ -24,7 +26,8 @@ from atoll.dashboard.access import (
 )
 from atoll.dashboard.app import Dashboard
 from atoll.dashboard.listener import DEFAULT, TUNNEL, Listener, announced, bound, listener_of, runtime_folder
-from atoll.dashboard.sources import only_state, sources
+from atoll.dashboard.proxied import SCHEME, ProxyDoor, Users, header_of, listening_at, path_of
+from atoll.dashboard.sources import Source, only_state, sources
 from atoll.interface.errors import AtollError
 from atoll.interface.places import readers_of
 
@@ -74,12 +77,48 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """How pages are served.
+
+    Args:
+        listen: the address: HOST:PORT, or `unix:PATH`.
+        is_live: whether pages change by themselves.
+        is_controlled: whether there are forms that change runs and members.
+        user_header: the header in which a proxy names its user; empty: there is no proxy.
+        users: the file of the users' roles; empty: as above.
+    """
+
+    listen: str
+    is_live: bool = True
+    is_controlled: bool = False
+    user_header: str = ""
+    users: str = ""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An open listener.
+
+    Args:
+        socket: its socket.
+        door: the way by which visitors come in.
+        address: what a person opens, or what a proxy is told.
+        link: a link that works once; empty: there is none.
+        readers: the check of visitors' certificates; None: there is no TLS.
+    """
+
+    socket: socket.socket
+    door: Door
+    address: str
+    link: str = ""
+    readers: Readers | None = None
+
+
 def serve(
     places: Sequence[str],
-    listen: str,
+    wanted: Wanted,
     *,
-    is_live: bool,
-    is_controlled: bool,
     ready: Callable[[str, str], None],
     ends: Callable[[Callable[[], object]], object],
 ) -> None:
@@ -87,9 +126,7 @@ def serve(
 
     Args:
         places: the places; empty: those of the current folder.
-        listen: the address.
-        is_live: whether pages change by themselves.
-        is_controlled: whether there are forms that change runs and members.
+        wanted: how they are served.
         ready: is told the address and a link that works once, when the pages can be opened; empty: there is none.
         ends: is given the function that begins the end, within the running loop.
 
@@ -97,32 +134,79 @@ def serve(
         AtollError: a place is none, or the address cannot be used.
     """
     os.nice(max(0, NICE - os.nice(0)))
-    wanted, found = listener_of(listen), sources(places)
-    if is_controlled and not wanted.is_loopback:
-        raise AtollError(
-            f"--control: got --listen {listen}; allowed: an address on loopback, such as {DEFAULT}: a change has the "
-            f"credential of the person at this machine; {TUNNEL}"
-        )
-    readers = None if wanted.is_loopback else readers_of(only_state(found))
-    listening, here = bound(wanted)
-    dashboard = Dashboard(found, is_live=is_live, is_controlled=is_controlled)
-    with ExitStack() as stack:
-        stack.enter_context(listening)
-        if readers is not None:
-            address, link = f"https://{_reached(here, readers)}/", ""
-            app = dashboard.app(CertificateDoor(readers, here.host))
-        else:
-            key = new_key()
-            address, link = f"http://{here.netloc}/", here.url(new_token(key, time.time()))
-            app = dashboard.app(LoopbackDoor(Sessions(key), here.hosts, time.time, here.cookie))
-            stack.enter_context(announced(here, key, runtime_folder()))
-        server = _Server(_config(app, readers), lambda: ready(address, link))
+    found = sources(places)
+    dashboard = Dashboard(found, is_live=wanted.is_live, is_controlled=wanted.is_controlled)
+    with _opened(wanted, found) as opened:
+        config = _config(dashboard.app(opened.door), opened.readers)
+        server = _Server(config, lambda: ready(opened.address, opened.link))
 
         async def until_stopped() -> None:
             ends(server.end)
-            await server.serve([listening])
+            await server.serve([opened.socket])
 
         asyncio.run(until_stopped())
+
+
+def _opened(wanted: Wanted, found: Sequence[Source]) -> AbstractContextManager[Opened]:
+    """Return the listener that is wanted; raises AtollError."""
+    if wanted.listen.startswith(SCHEME):
+        return _behind_proxy(wanted)
+    if wanted.user_header or wanted.users:
+        raise AtollError(
+            f"--user-header and --users: got --listen {wanted.listen}; allowed: with --listen unix:PATH, where a proxy "
+            "alone connects: anyone can send a header to a port"
+        )
+    listener = listener_of(wanted.listen)
+    if listener.is_loopback:
+        return _on_loopback(listener)
+    if wanted.is_controlled:
+        raise AtollError(
+            f"--control: got --listen {wanted.listen}; allowed: an address on loopback, such as {DEFAULT}, or "
+            f"unix:PATH: a change has the credential of the person at this machine; {TUNNEL}"
+        )
+    return _with_certificates(listener, found)
+
+
+@contextmanager
+def _behind_proxy(wanted: Wanted) -> Iterator[Opened]:
+    faults = list[str]()
+    path, header, users = Path(), "", None
+    with _noting(faults):
+        path = path_of(wanted.listen)
+    with _noting(faults):
+        header = header_of(wanted.user_header)
+    with _noting(faults):
+        users = Users(wanted.users)
+    if faults or users is None:
+        raise AtollError(*faults)
+    with listening_at(path) as listening:
+        yield Opened(listening, ProxyDoor(users, header), wanted.listen)
+
+
+@contextmanager
+def _noting(faults: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except AtollError as error:
+        faults += error.faults
+
+
+@contextmanager
+def _on_loopback(listener: Listener) -> Iterator[Opened]:
+    listening, here = bound(listener)
+    key = new_key()
+    door = LoopbackDoor(Sessions(key), here.hosts, time.time, here.cookie)
+    with listening, announced(here, key, runtime_folder()):
+        yield Opened(listening, door, f"http://{here.netloc}/", here.url(new_token(key, time.time())))
+
+
+@contextmanager
+def _with_certificates(listener: Listener, found: Sequence[Source]) -> Iterator[Opened]:
+    readers = readers_of(only_state(found))
+    listening, here = bound(listener)
+    with listening:
+        door = CertificateDoor(readers, here.host)
+        yield Opened(listening, door, f"https://{_reached(here, readers)}/", readers=readers)
 
 
 def _reached(here: Listener, readers: Readers) -> str:

@@ -11,6 +11,7 @@ from atoll.dashboard.pages import (
     agents,
     alerts,
     audit,
+    compare,
     privacy,
     rounds,
     run,
@@ -26,6 +27,7 @@ from atoll.ground.printable import printable
 from atoll.interface.agents import Agent
 from atoll.interface.deployed import AWAY
 from atoll.interface.errors import AtollError
+from atoll.interface.side_by_side import Run, side_by_side
 
 COUNT, COUNT_MAX = 100, 1_000
 """Rows of a page of a list: by default, and at most."""
@@ -285,6 +287,58 @@ PAGES: Sequence[tuple[str, Callable[[Asked], Answer]]] = (
     ("/runs/{place:int}/{run}", of_run),
 )
 """The addresses of the pages, and what is read for each."""
+
+
+def compared(
+    sources: Mapping[int, Source], keys: Sequence[str], *, sweep: str = "", metric: str = "", over: str = ""
+) -> Answer:
+    """Return chosen runs, or the cells of a sweep, side by side.
+
+    Args:
+        sources: the places by their numbers.
+        keys: the chosen runs, such as `1/digits-1`.
+        sweep: the folder of a sweep in its place instead, such as `2/results/sweep`; empty: none.
+        metric: the metric; empty: the first that is no loss.
+        over: what it is drawn over; empty: rounds.
+
+    Raises:
+        AtollError: too few or too many runs are chosen, there is no such place, or none has measured the metric.
+    """
+    num_left, chosen = 0, [*dict.fromkeys(keys)]
+    if sweep:
+        source, folder = _placed(sources, sweep)
+        of_sweep = [name for name in source.names() if name.rpartition("/")[0] == folder]
+        num_left = max(0, len(of_sweep) - compare.CELLS_MAX)
+        chosen = [addresses.key_of(source.number, name) for name in of_sweep[: compare.CELLS_MAX]]
+        if not chosen:
+            raise AtollError(f"sweep: got {folder!r}; {source.label} has no simulations in such a folder")
+    elif not 2 <= len(chosen) <= compare.RUNS_MAX:
+        allowed = f"2 to {compare.RUNS_MAX}: choose them by their boxes on the page of all runs"
+        raise AtollError(f"compare: got {len(chosen)}; allowed: {allowed}")
+    placed = [_placed(sources, key) for key in chosen]
+    names = [run for _, run in placed]
+    found, faults, hrefs = dict[str, Run](), dict[str, str](), dict[str, str]()
+    for source, run_id in placed:
+        name = run_id if names.count(run_id) == 1 else f"{source.label}: {run_id}"
+        hrefs[name] = addresses.of_run(source.number, run_id)
+        try:
+            found[name] = source.run(run_id)
+        except AtollError as error:  # it was deleted, and its folder with it
+            faults[name] = " ".join(error.faults)
+    document = side_by_side(found, metric, over or "round")
+    document["left_out"] |= faults
+    hidden = [("sweep", sweep)] if sweep else [("run", key) for key in chosen]
+    of_sweep_named = sweep.partition("/")[2]
+    return document, lambda: compare.compare(document, hrefs, hidden, sweep=of_sweep_named, num_left=num_left)
+
+
+def _placed(sources: Mapping[int, Source], key: str) -> tuple[Source, str]:
+    """Return the place and the name in a key, such as `1/digits-1`; raises AtollError."""
+    place, _, name = key.partition("/")
+    source = sources.get(int(place[:9])) if place.isascii() and place.isdecimal() else None
+    if source is None:
+        raise AtollError(f"{key[:80]!r} names no place (known: 1 to {len(sources)})")
+    return source, name
 
 
 def document_of(answer: Answer) -> Document:

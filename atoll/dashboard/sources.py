@@ -61,6 +61,20 @@ class Source:
             return list(self.place.runs)
         return [_simulated(self.place, name) for name in self.place.names]
 
+    def names(self) -> list[str]:
+        """Return the names of the simulated runs.
+
+        Raises:
+            AtollError: the place is no folder of simulations.
+        """
+        if isinstance(self.place, Simulations):
+            return list(self.place.names)
+        raise AtollError(f"{self.label} is {NAMES[type(self.place)]}: a folder of simulations alone has sweeps")
+
+    def run(self, name: str) -> DeployedRun | SimulatedRun:
+        """Return a run of the place; errors as `simulated` and `federation`."""
+        return self.simulated(name) or self.deployed(name)
+
     def of_page(self) -> OfPlace:
         """Return the runs for the page of all runs, or why they cannot be read."""
         kind = KINDS[type(self.place)]

@@ -57,6 +57,10 @@ WALKED = [
     "/runs/3/one/rounds",
     "/runs/3/one/rounds/2",
     "/runs/3/sweep~1a%3Cb&c",
+    "/compare?run=1/r&run=3/one",
+    "/compare?run=1/r&run=2/many-1&run=3/one&over=seconds",
+    "/compare?run=3/one&run=3/sweep/torn&run=1/deleted&run=3/gone&metric=train/loss&over=bytes",
+    "/compare?sweep=3/sweep",
 ]
 """An address of each kind of page."""
 
@@ -206,6 +210,20 @@ def test_the_pages_of_a_site_say_what_was_decided_by_which_rule_and_what_waits(b
     assert "1.544" in budgets
 
 
+def test_runs_are_chosen_by_boxes_that_work_without_scripts(browser: TestClient) -> None:
+    text = browser.get("/").text
+    boxes = re.findall(r'<input type="checkbox" form="compare" name="run" value="([^"]*)"', text)
+    assert {"1/r", "2/many-1", "3/one", "3/sweep/a&lt;b&amp;c"} <= set(boxes)
+    assert not any(box.startswith("4/") for box in boxes)
+    assert '<form id="compare" method="get" action="/compare"' in text
+    assert 'href="/compare?sweep=3%2Fsweep"' in text
+    page = unescape(browser.get("/compare?run=3/one&run=3/sweep/torn&run=1/deleted&run=3/gone").text)
+    assert "sweep/torn: " in page
+    assert "deleted: there is no run" in page
+    assert "gone: " in page
+    assert '<input type="hidden" name="run" value="3/sweep/torn">' in page
+
+
 def test_a_log_is_read_to_its_end_by_pages_and_its_proof_is_shown(browser: TestClient) -> None:
     address, found = "/audit/1?count=70", list[int]()
     while address:
@@ -298,6 +316,14 @@ def test_a_used_link_and_a_made_up_one_are_refused(stranger: TestClient, key: by
         ("/agents/1", 404, "is a coordinator: an agent's state directory alone"),
         ("/peers/3", 404, "is a folder of simulations"),
         ("/decisions/4?before=-1", 404, "before: got"),
+        ("/compare", 404, "compare: got 0; allowed: 2 to 20"),
+        ("/compare?run=1/r&run=1/r", 404, "compare: got 1; allowed: 2 to 20"),
+        ("/compare?" + "&".join(f"run=1/{number}" for number in range(21)), 404, "compare: got 21"),
+        ("/compare?run=9/r&run=1/r", 404, "'9/r' names no place (known: 1 to 4)"),
+        ("/compare?run=1/r&run=3/one&over=odd", 404, "over: got 'odd'; allowed: round, bytes, seconds"),
+        ("/compare?run=1/r&run=3/one&metric=odd", 404, "metric: got 'odd'; allowed:"),
+        ("/compare?sweep=3/none", 404, "has no simulations in such a folder"),
+        ("/compare?sweep=1/r", 404, "is a coordinator: a folder of simulations alone has sweeps"),
         ("/members/3", 404, "is a folder of simulations"),
         ("/static/../access.py", 404, ""),
         ("/static/%2e%2e/access.py", 404, ""),

@@ -39,7 +39,6 @@ def test_other_interfaces_are_no_loopback(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("unix:/run/atoll.sock", "Unix socket"),
         ("127.0.0.1", "allowed: HOST:PORT"),
         ("127.0.0.1:65536", "port 0..65535"),
         ("127.0.0.1:x", "allowed: HOST:PORT"),
@@ -78,6 +77,11 @@ def test_the_owner_makes_links_while_it_runs(tmp_path: Path) -> None:
         with announced(Listener("127.0.0.1", 7098), key, tmp_path), pytest.raises(AtollError, match="name one with"):
             another_link("", tmp_path, 5.0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dashboard_at_a_unix_socket_has_no_link(tmp_path: Path) -> None:
+    with pytest.raises(AtollError, match="its proxy lets its users in"):
+        another_link("unix:/run/atoll.sock", tmp_path, 5.0)
 
 
 def test_the_file_of_a_dead_process_counts_for_nothing(tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ run()
 
 @contextmanager
 def dashboard(*arguments: str, home: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A dashboard for a block, and the link that it prints."""
-    command = [sys.executable, "-c", PROGRAM, "dashboard", *arguments, "--listen", "127.0.0.1:0"]
+    """A dashboard for a block, and the link that it prints; by default it listens on loopback."""
+    listen = () if "--listen" in arguments else ("--listen", "127.0.0.1:0")
+    command = [sys.executable, "-c", PROGRAM, "dashboard", *arguments, *listen]
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(home)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, env=environment, **pipes) as process:  # type: ignore[call-overload]
@@ -100,12 +101,17 @@ def test_a_mistake_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("ATOLL_IDENTITY", str(tmp_path / "none"))
     monkeypatch.setattr("os.nice", lambda _: 0)
     (tmp_path / "empty").mkdir()
+    (tmp_path / "simulated").mkdir()
+    (tmp_path / "simulated" / "rounds.jsonl").touch()
     (nothing,) = refused("dashboard")
     assert nothing.startswith("there is nothing to show here")
     faults = refused("dashboard", "gone", "empty")
     assert [fault.partition(":")[0] for fault in faults] == ["gone", "empty"]
-    (fault,) = refused("dashboard", "--listen", "unix:atoll.sock")
-    assert "Unix socket" in fault
+    header, users = refused("dashboard", "simulated", "--listen", "unix:atoll.sock")
+    assert header.startswith("--user-header: got ''; allowed: the header in which the proxy")
+    assert users.startswith("--users: got ''; allowed: a file, for a listener at a Unix socket")
+    (fault,) = refused("dashboard", "simulated", "--user-header", "X-User")
+    assert "with --listen unix:PATH, where a proxy alone connects" in fault
 
 
 def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:

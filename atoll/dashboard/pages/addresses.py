@@ -53,6 +53,11 @@ def of_members(place: int, page: str = "", **query: str) -> str:
     return path + (f"?{urlencode(query)}" if query else "")
 
 
+def of_sweep(place: int, folder: str) -> str:
+    """Return the address of the comparison of a sweep's cells."""
+    return f"/compare?{urlencode({'sweep': key_of(place, folder)})}"
+
+
 def segment(name: str) -> str:
     """Return a name as one segment of a path: with the escapes of RFC 6901, section 3, for slashes; `~` is `.`."""
     escaped = name.replace("~", "~0").replace("/", "~1")

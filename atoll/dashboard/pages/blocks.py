@@ -112,6 +112,8 @@ class TableBlock:
         empty: the sentence in its place, where there are no rows.
         links: other pages of it: their text and address.
         fields: the form that narrows it.
+        hidden: further values that the form keeps in the address.
+        chosen: the value of the box before each row, with which the form `compare` of the page is sent; empty: none.
     """
 
     title: str
@@ -121,6 +123,8 @@ class TableBlock:
     empty: str = "none"
     links: Sequence[tuple[str, str]] = ()
     fields: Sequence[Field] = ()
+    hidden: Sequence[tuple[str, str]] = ()
+    chosen: Sequence[str] = ()
     kind: Literal["table"] = "table"
 
 
@@ -193,6 +197,7 @@ class Form:
         fields: its inputs.
         token: the token of the visitor's forms; empty: it leads to a page.
         note: a sentence below it.
+        id: its name, by which boxes elsewhere on the page belong to it; empty: none do.
     """
 
     title: str
@@ -201,6 +206,7 @@ class Form:
     fields: Sequence[Field] = ()
     token: str = ""
     note: str = ""
+    id: str = ""
     kind: Literal["form"] = "form"
 
 

@@ -1,6 +1,7 @@
 """The page of all runs, and the members of a coordinator."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,12 +10,14 @@ from atoll.dashboard.pages.blocks import (
     Block,
     Cell,
     Field,
+    Form,
     Page,
     Sentences,
     TableBlock,
     cell,
     instant,
     left_out,
+    shown,
     state_cell,
 )
 from atoll.ground.printable import count_of
@@ -23,6 +26,9 @@ Row = Mapping[str, Any]
 
 ROWS_MAX = 1_000
 """Largest number of rows of a table."""
+
+SWEEPS_MAX = 50
+"""Largest number of links to sweeps."""
 
 EVERY_S = 5
 """Seconds after which the list of runs is read again."""
@@ -74,14 +80,26 @@ def runs(places: Sequence[OfPlace], *, state: str = "", text: str = "") -> Page:
                 [_row(place, row) for row in wanted[:ROWS_MAX]],
                 left_out(len(wanted), ROWS_MAX, "older run", "narrow by state or text"),
                 "no run here yet" if not place.rows else "no such run",
-                addresses.tabs_of_coordinator(place.number) if place.kind == "deployed" else [],
+                addresses.tabs_of_coordinator(place.number) if place.kind == "deployed" else [*_sweeps(place)],
                 fields,
+                chosen=[addresses.key_of(place.number, str(row["run"])) for row in wanted[:ROWS_MAX]],
             )
         )
+    if any(place.rows and place.kind != "agent" for place in places):
+        note = "choose two to twenty runs by their boxes: differing settings, and a metric over rounds, bytes or time"
+        blocks.append(Form("Compare", "/compare", "Compare", note=note, id="compare"))
     notices = [f"{place.label}: {said}" for place in places for said in _notices(place.rows)]
     if notices:
         blocks.insert(0, Sentences("Notices", notices))
     return Page("Runs", blocks, every=EVERY_S)
+
+
+def _sweeps(place: OfPlace) -> Iterator[tuple[str, str]]:
+    """Yield the comparison of each folder with several simulations, as a sweep has one for each cell."""
+    cells = Counter(str(row["run"]).rpartition("/")[0] for row in place.rows)
+    folders = [folder for folder in sorted(cells) if folder and cells[folder] > 1]
+    for folder in folders[:SWEEPS_MAX]:
+        yield shown(f"Sweep {folder} ({cells[folder]})"), addresses.of_sweep(place.number, folder)
 
 
 def _of_agent(place: OfPlace, text: str) -> TableBlock:

@@ -25,10 +25,12 @@ async function read() {
     const answer = await fetch(location.href, { credentials: "same-origin" });
     if (answer.status === 403) { say("the session has ended: atoll dashboard link", false); return; }
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const chosen = new Set(Array.from(document.querySelectorAll("input:checked"), box => box.value));
     Idiomorph.morph(document.querySelector("main"), page.querySelector("main"), {
       ignoreActiveValue: ["INPUT", "SELECT"].includes(document.activeElement?.tagName), // else its children would stay
       callbacks: { beforeAttributeUpdated: (name, node) => !(name === "open" && node.tagName === "DETAILS") },
     });
+    for (const box of document.querySelectorAll("input[type=checkbox]")) box.checked = chosen.has(box.value);
     document.title = page.title;
     if (every) say("live", true);
   } catch {

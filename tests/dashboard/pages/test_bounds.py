@@ -3,8 +3,20 @@
 from typing import Any
 
 from atoll.dashboard.charts import CURVES_MAX
-from atoll.dashboard.pages import agents, alerts, audit, privacy, rounds, run, runs, sites, statistics, versions
-from atoll.dashboard.pages.blocks import JSON_HAS_ALL, Curves, Facts, Grid, Sentences, TableBlock, Timeline
+from atoll.dashboard.pages import (
+    agents,
+    alerts,
+    audit,
+    compare,
+    privacy,
+    rounds,
+    run,
+    runs,
+    sites,
+    statistics,
+    versions,
+)
+from atoll.dashboard.pages.blocks import JSON_HAS_ALL, Curves, Facts, Form, Grid, Sentences, TableBlock, Timeline
 from atoll.dashboard.pages.runs import OfPlace
 from tests.dashboard.conftest import HOSTILE
 
@@ -99,8 +111,10 @@ def test_two_hundred_metrics_are_fifty_curves() -> None:
 def test_the_list_of_runs_and_of_members_has_a_thousand_rows() -> None:
     row = {**dict.fromkeys(("name", "task", "cause", "exchanges", "created_at")), "state": "finished", "version": 1}
     many = [row | {"run": f"r-{number}", "rounds": 3} for number in range(1_500)]
-    (table,) = runs.runs([OfPlace(1, "state", "deployed", many)]).blocks
+    table, form = runs.runs([OfPlace(1, "state", "deployed", many)]).blocks
     assert isinstance(table, TableBlock)
+    assert isinstance(form, Form)
+    assert [*table.chosen[:2]] == ["1/r-1499", "1/r-1498"]
     assert [line[0].text for line in table.rows[:2]] == ["r-1499", "r-1498"]
     assert len(table.rows) == 1_000
     assert table.note.startswith("500 older runs left out")
@@ -261,3 +275,30 @@ def test_a_site_with_thousands_of_requests_shows_five_hundred() -> None:
     page = agents.budgets(1, "north", {"ledger": "/x", "budgets": [one] * 700})
     assert blocks_of(page, TableBlock)[0].note == f"200 rows left out: {JSON_HAS_ALL}"
     assert blocks_of(page, Sentences)[0].note == f"200 data sets left out: {JSON_HAS_ALL}"
+
+
+def test_a_sweep_of_thousands_has_its_axes_as_columns_and_fifty_curves() -> None:
+    row = {"state": "finished", "version": 3, "rounds": 3, "bytes": 5, "seconds": 1.0, "final": 0.5, "best": 0.5}
+    names = NAMES[:200]
+    axes = [{"setting": f"x{n:02d}", "values": [HOSTILE] * 200} for n in range(30)]
+    found: dict[str, Any] = {
+        **{"metric": "server/accuracy", "metrics": ["server/accuracy"], "over": "bytes", "settings": axes},
+        **{"runs": [row | {"name": name} for name in names], "left_out": {}},
+        **{"curves": {name: [(1e6, 0.5), (2e6, 0.6)] for name in names}},
+    }
+    page = compare.compare(found, {names[0]: "/runs/1/a"}, [("sweep", "1/s")], sweep=HOSTILE, num_left=2_800)
+    (table,), (curves,) = blocks_of(page, TableBlock), blocks_of(page, Curves)
+    assert table.columns[:2] == ("run", "x00")
+    assert "x19" in table.columns
+    assert "x20" not in table.columns
+    assert table.note.startswith("2800 cells left out")
+    assert "10 differing settings left out" in table.note
+    assert sum(len(one.lines) for one in curves.charts) == CURVES_MAX
+    assert curves.note.startswith("150 curves left out")
+    assert curves.charts[0].over == "megabytes"
+    assert "\u202e" not in page.title
+    page = compare.compare(found | {"metric": None, "curves": {}}, {}, [("run", "1/a")])
+    settings, table = blocks_of(page, TableBlock)
+    assert (len(settings.rows), settings.title) == (30, "Differing settings")
+    assert table.fields[0].choices == ["server/accuracy"]
+    assert blocks_of(page, Curves) == []
