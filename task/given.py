@@ -45,6 +45,11 @@ class Given:
     frozen: str = ""
     """The digest of the frozen tensors, which are not exchanged; empty: there are none, or any values are accepted."""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether a training is one step whose noise the clients add in their secure sum."""
+        return self.private.get("noise_by") == "clients"
+
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> "Given":
         """Parse a run's table of values for its task.
@@ -89,10 +94,14 @@ class Given:
     def local_of(self, local: Local, round_: int) -> Local:
         """Return a task's settings in a round, overridden by the run's.
 
+        Of a step with shared noise the update is the step's gradient: the server optimizer alone makes the step.
+
         Raises:
             OverridesRefused: some do not fit; the message lists all faults.
         """
         changed = local.with_overrides(self.local)
+        if self.is_shared:
+            return one_step(changed)
         if not self.schedules:
             return changed
         hints = types_of(Local)
@@ -213,6 +222,23 @@ def value_faults(name: str, values: object) -> list[str]:
 def _starting(schedule: RoundSchedule, start: Any) -> RoundSchedule:
     is_number = isinstance(start, int | float) and not isinstance(start, bool)
     return replace(schedule, start=start) if is_number and schedule.values is None else schedule
+
+
+def one_step(local: Local) -> Local:
+    """Return settings whose update is the gradient of one step, with the sign of a descent."""
+    return replace(
+        local,
+        epochs=1,
+        max_steps=1,
+        optimizer="sgd",
+        lr=1.0,
+        momentum=0.0,
+        weight_decay=0.0,
+        decay_vectors=True,
+        clip_norm=None,
+        prox_mu=0.0,
+        keep_optimizer=False,
+    )
 
 
 def _at(key: str, schedule: RoundSchedule, round_: int) -> Any:

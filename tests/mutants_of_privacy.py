@@ -6,15 +6,22 @@ MEMBERSHIP, ROUND = "server/rounds/membership.py", "server/rounds/cohort_round.p
 OPEN, BUFFER = "server/rounds/open_round.py", "server/rounds/buffer_round.py"
 STEPS, NOISED = "training/private/local_steps.py", "training/private/noised_gradients.py"
 RUN, RULES, PLAN = "server/rounds/run_machine.py", "server/rounds/privacy_rules.py", "server/folding/plan.py"
+INTAKE, OF_WORLDS = "server/rounds/update_intake.py", ("tests/histories/test_budgets.py",)
 OF_CHARGES = ("tests/server/rounds/test_privacy.py",)
 OF_EXAMPLES, OF_STEPS = (
     ("tests/server/rounds/test_example_privacy.py",),
     ("tests/training/private/test_local_steps.py",),
 )
+OF_CORRELATED = ("tests/server/rounds/test_correlated.py",)
 OF_PLANS = ("tests/server/folding/test_private.py",)
 JOBS, FRESH, GATE = "client/work/jobs.py", "client/disk/fresh_bytes.py", "client/policy/gate.py"
 OF_FRESH_NOISE = ("tests/client/work/test_fresh_noise.py",)
 ACCOUNT, LEDGER, SITE = (f"client/policy/budgets/{name}.py" for name in ("account", "ledger", "site_budgets"))
+SUMS, SHARES = "server/rounds/secure_round.py", "client/policy/shared_noise.py"
+OF_SHARED_STEPS, OF_SHARED_SUMS = (
+    ("tests/training/private/test_shared_step.py",),
+    ("tests/server/rounds/test_shared_examples.py",),
+)
 OF_GATE, OF_LEDGER, OF_ACCOUNT = (
     (f"tests/client/policy/budgets/test_{name}.py",) for name in ("gate", "ledger", "account")
 )
@@ -39,8 +46,8 @@ OF_PRIVACY = (
     Mutant(
         "privacy: a repetition has fresh bytes",
         FRESH,
-        "            return known\n        self._folder.mkdir",
-        "            pass\n        self._folder.mkdir",
+        "            return known\n        if not self._folder",
+        "            pass\n        if not self._folder",
         "a training that is repeated after a kill is another one, and is charged again",
         OF_FRESH_NOISE,
     ),
@@ -175,15 +182,15 @@ OF_PRIVACY = (
     Mutant(
         "privacy: the cap is not enforced",
         RULES,
-        "return uses < self.participations_max and spent + self.cost <= self.spent_max",
-        "return spent + self.cost <= self.spent_max",
+        "return uses < self.participations_max and self.spent_after(spent, uses) <= self.spent_max",
+        "return self.spent_after(spent, uses) <= self.spent_max",
         "a client is in more sums than participations_max",
         OF_CHARGES,
     ),
     Mutant(
         "privacy: the budget is not enforced",
         RULES,
-        "return uses < self.participations_max and spent + self.cost <= self.spent_max",
+        "return uses < self.participations_max and self.spent_after(spent, uses) <= self.spent_max",
         "return uses < self.participations_max",
         "a client spends more than its epsilon",
         OF_CHARGES,
@@ -199,8 +206,8 @@ OF_PRIVACY = (
     Mutant(
         "privacy: the run does not end",
         RUN,
-        "        if privacy is None or membership.num_with_budget >= quorum:\n",
-        "        if privacy is None or membership.num_with_budget >= 0:\n",
+        "        if usable + len(self.ledger.waiting) >= quorum or (apart",
+        "        if usable >= 0 or (apart",
         "a run whose budget is spent opens rounds for ever",
         OF_CHARGES,
     ),
@@ -239,15 +246,15 @@ OF_PRIVACY = (
     Mutant(
         "privacy: noise not bound to the set",
         PLAN,
-        'contributed = "".join(sorted(contribution.digest for contribution in effect.contributions))',
-        'contributed = ""',
+        "of_set = set_digest(contribution.digest for contribution in effect.contributions)",
+        "of_set = set_digest([])",
         "two sums of one round have equal noise, and their difference has none",
         OF_PLANS,
     ),
     Mutant(
         "privacy: a fold without noise",
         PLAN,
-        "        noise=None if private is None else private.planned(effect, base_digest),\n",
+        "        noise=None if private is None else private.planned(effect, base_digest, base.layout),\n",
         "        noise=None,\n",
         "the exact mean of clipped updates is published under a guarantee",
         OF_PLANS,
@@ -255,18 +262,58 @@ OF_PRIVACY = (
     Mutant(
         "privacy: the wrong denominator",
         PLAN,
-        "self.rules.sum_multiplier * clip_norm, self.cohort_size, key.hex()",
-        "self.rules.sum_multiplier * clip_norm, len(effect.contributions), key.hex()",
+        "PlannedNoise(deviation, self.cohort_size, self._key_of_set(effect, base, mechanism)",
+        "PlannedNoise(deviation, len(effect.contributions), self._key_of_set(effect, base, mechanism)",
         "a mean is divided by the number of updates that came",
         OF_PLANS,
     ),
     Mutant(
         "privacy: no clip",
         PLAN,
-        "        return clip_factors(norms, clip_to(clip_norm, exponent, values))\n",
-        "        return [1.0 for _ in norms]\n",
+        "clip_factors(norms, clip_to(clip_norm, exponent_of(self._deviation(layout, clip_norm)), values))",
+        "[1.0 for _ in norms]",
         "one client can move the sum by any length",
         OF_PLANS,
+    ),
+    Mutant(
+        "privacy: correlated noise lets clients come again at once",
+        ROUND,
+        "self.record.base_version + self._privacy.separation)",
+        "self.record.base_version + 1)",
+        "the sensitivity of all rounds assumes that the uses of a client are apart",
+        OF_CORRELATED,
+    ),
+    Mutant(
+        "privacy: a run waits for clients that only a further version allows",
+        MEMBERSHIP,
+        "near = [c for c, until in self._apart.items() if until > version]",
+        "near = list[ClientId]()",
+        "a run without a cohort to spare waits for ever once a failed fold has spent a client's last use",
+        OF_CORRELATED,
+    ),
+    Mutant(
+        "privacy: correlated noise is taken off with the key of another base",
+        RUN,
+        "row = NoiseRow(commit.round_id, self.ledger.model_digest, set_digest(commit.used))",
+        "row = NoiseRow(commit.round_id, commit.model_digest, set_digest(commit.used))",
+        "later rounds add noise in place of taking some off",
+        OF_CORRELATED,
+    ),
+    Mutant(
+        "privacy: a restored run goes without the noises that it lacks",
+        RUN,
+        "        if privacy.earlier:  # the noises",
+        "        if False:  # the noises",
+        "later rounds take off the noises of other rounds than their account assumes",
+        OF_CORRELATED,
+    ),
+    Mutant(
+        "privacy: rounding correlated noise is free",
+        "aggregation/noise/private_sum.py",
+        "    found = deviation + math.ldexp(steps, exponent)\n",
+        "    found = deviation\n",
+        "the noises with which two sums have the same releases are further apart than the account assumes",
+        ("tests/aggregation/noise/test_private_sum.py",),
     ),
     Mutant(
         "privacy: a use of examples costs one step",
@@ -278,11 +325,43 @@ OF_PRIVACY = (
     ),
     Mutant(
         "privacy: a buffer charges nothing",
-        BUFFER,
-        "        self._charge([update.client_id])",
-        "        self._charge([])",
+        INTAKE,
+        "            self.ledger.membership.charge(update.client_id, self.rules.privacy)\n",
+        "            pass\n",
         "updates of an asynchronous run are free",
+        OF_WORLDS,
+    ),
+    Mutant(
+        "privacy: an update that waits for a buffer is free",
+        INTAKE,
+        "        if self.rules.privacy is not None:\n",
+        "        if self.rules.privacy is not None and isinstance(self.round, Buffer) and self.round.is_open:\n",
+        "what arrives while a buffer is aggregated is in the next one without a charge",
+        OF_WORLDS,
+    ),
+    Mutant(
+        "privacy: two updates of a client for its last use",
+        INTAKE,
+        "        if not ledger.membership.has_budget(update.client_id):",
+        "        if False:",
+        "a client that was invited twice is used beyond its budget",
+        OF_WORLDS,
+    ),
+    Mutant(
+        "privacy: a buffer does not tell its charges",
+        BUFFER,
+        "        self._note_charges(1)",
+        "        self._note_charges(0)",
+        "the audit log and the record have no charge of an asynchronous round",
         OF_EXAMPLES,
+    ),
+    Mutant(
+        "budget: no account is found ahead",
+        SITE,
+        "                for times in (1, 2)\n",
+        "                for times in (1,)\n",
+        "the event loop waits for the account that decides about the next round",
+        OF_GATE,
     ),
     Mutant(
         "privacy: a fixed batch is accounted as Poisson",
@@ -331,5 +410,45 @@ OF_PRIVACY = (
         "        return Work(_weight(task, dataset), done / order.steps, {}, done)\n",
         "the weight of an update tells the tokens of the site's rows",
         OF_STEPS,
+    ),
+    Mutant(
+        "shared noise: no room for rounding",
+        STEPS,
+        "return self.clip_norm * (1.0 - ROUNDING) if self.batch else self.clip_norm",
+        "return self.clip_norm",
+        "an example moves a rounded sum by more than the noise is for",
+        OF_SHARED_STEPS,
+    ),
+    Mutant(
+        "shared noise: layers stay at a site",
+        STEPS,
+        "if given.is_shared and (kept",
+        "if False and (kept",
+        "layers without noise are in all later sums of their site",
+        OF_SHARED_STEPS,
+    ),
+    Mutant(
+        "shared noise: a failed sum is tried again",
+        SUMS,
+        "if self._is_sampled and not {*of.names}",
+        "if False and not {*of.names}",
+        "one sample leaves with two noises, and the account has a step for each",
+        OF_SHARED_SUMS,
+    ),
+    Mutant(
+        "shared noise: a site trains for less",
+        SHARES,
+        "if privacy.noise_multiplier < z / batch * (1.0 - SLACK):",
+        "if privacy.noise_multiplier < z / batch * 0.5:",
+        "the members add half of the noise that the step needs",
+        ("tests/client/policy/test_shared_noise.py",),
+    ),
+    Mutant(
+        "shared noise: a second update of a sample leaves",
+        ACCOUNT,
+        'if (again.charge.unit, again.charge.noise_by) == ("example", "clients"):',
+        "if False:",
+        "a coordinator that lets a sum fail has two noises on one sample for two steps",
+        ("tests/client/policy/budgets/test_shared_steps.py",),
     ),
 )

@@ -663,7 +663,7 @@ OF_SUMS = (
     Mutant(
         "sum: statistics of a lost session stay bound",
         "server/hosting/secure_statistics.py",
-        " if n in self._told or n not in lost\n",
+        " if n in self._told or n not in lost or names in self._signed\n",
         "\n",
         "sites that have signed nothing are asked for the session that was lost, and never for another one",
         ("tests/server/hosting/test_secure_statistics.py",),
@@ -671,9 +671,17 @@ OF_SUMS = (
     Mutant(
         "sum: statistics of sites whose session is not told yet",
         "server/hosting/secure_statistics.py",
-        "if n in self._told or n not in lost\n",
-        "if n in self._told\n",
+        "if n in self._told or n not in lost or names in self._signed\n",
+        "if n in self._told or names in self._signed\n",
         "after a crash the sites of a session that was not told yet are not asked again",
+        ("tests/server/hosting/test_secure_statistics.py",),
+    ),
+    Mutant(
+        "sum: statistics of a session that has signed are forgotten",
+        "server/hosting/secure_statistics.py",
+        "not in lost or names in self._signed\n",
+        "not in lost\n",
+        "a session that is lost in a later request is divided anew, and its sites, which have signed, refuse",
         ("tests/server/hosting/test_secure_statistics.py",),
     ),
     Mutant(

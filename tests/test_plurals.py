@@ -66,6 +66,7 @@ ALLOWED = {
     "protocol/settings.py: value.bit_length()": "more than 10 000",
     "server/config/privacy.py: smallest": "more than two, as any session",
     "server/config/privacy.py: number": "more than one, by the condition above",
+    "server/config/privacy.py: self._apart": "more than one, by the condition above",
     "server/views/sentences.py: charge.charges": "more than the clients, by the condition of the line",
     "server/config/secure.py: largest": "more than one, as sessions of two sizes differ",
     "server/config/secure.py: len(text)": "more than TEXT_MAX",

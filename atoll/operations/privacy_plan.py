@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from atoll.task.task import Task
 
 USES_MAX = 1_000_000
-_ROUNDS_OF_CORRELATION_MAX = 10_000
-"""Most rounds of correlated noise: the search for its bands takes seconds there."""
 _SHOWN_USES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
@@ -134,6 +132,9 @@ def settings_of(asked: PrivacyPlanRequest, found: PrivacyPlan) -> dict[str, Any]
     if asked.unit == "example":
         return settings | {"privacy.unit": "example", "privacy.sample_rate": asked.sample_rate}
     settings |= {"aggregation.weighting": "uniform", "privacy.participations_max": guarantee.uses}
+    if asked.mechanism == "correlated":
+        settings |= {"privacy.mechanism": "correlated", "privacy.separation_min": asked.separation}
+        settings["privacy.bands"] = found.bands
     settings |= {
         key: value
         for key, value in (
@@ -268,11 +269,11 @@ def _sound(number: int) -> float:
 def _faults_of_correlation(asked: PrivacyPlanRequest) -> Iterator[str]:
     if asked.rounds is None or asked.separation is None:
         yield "--rounds, --separation: one is missing; correlated noise needs both"
-    elif asked.rounds > _ROUNDS_OF_CORRELATION_MAX:
-        yield f"--rounds: got {asked.rounds}; allowed with correlated noise: 1 to {_ROUNDS_OF_CORRELATION_MAX}"
+    elif asked.rounds > correlated.ROUNDS_MAX:
+        yield f"--rounds: got {asked.rounds}; allowed with correlated noise: 1 to {correlated.ROUNDS_MAX}"
     if asked.spent:
         yield f"--spent: got {asked.spent}; allowed with correlated noise: 0, as all its rounds are one use"
-    given = {"--clients": asked.clients, "--quorum": asked.quorum, "--simulate": asked.simulate}
+    given: dict[str, Any] = {"--clients": asked.clients, "--quorum": asked.quorum}
     given["--noise-by"] = None if asked.noise_by == "coordinator" else asked.noise_by
     for flag, value in given.items():
         if value is not None:

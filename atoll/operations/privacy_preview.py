@@ -108,7 +108,8 @@ def _clients(asked: PrivacyPlanRequest, given: Mapping[str, str]) -> int | None:
     if any(key.startswith("population.") for key in given):
         return None
     cohort = given.get(COHORT, "")
-    return int(cohort) if cohort.strip().isdecimal() else asked.cohort_size
+    size = int(cohort) if cohort.strip().isdecimal() else asked.cohort_size
+    return size * (asked.separation or 1) if size is not None else None  # a cohort for each version of a separation
 
 
 def _without_cohort(file: SimulationFile) -> Any:

@@ -15,6 +15,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from atoll.client.policy.config import DAYS, Hours, SecurePolicy, SitePolicy, zone_of
+from atoll.client.policy.shared_noise import fault_of_shares
 from atoll.ground.printable import count_of
 from atoll.protocol.secure.privacy_terms import read_privacy
 from atoll.protocol.secure.session_size import MEMBERS_MIN
@@ -163,7 +164,7 @@ def _object_to_run(policy: SitePolicy, request: PolicyRequest, history: History)
         return _refused(Rule.RUNS, f"run {request.run_id!r} is not allowed here")
     if history.standing is Standing.REJECTED:
         return _refused(Rule.REJECTED, f"run {request.run_id!r} was rejected here")
-    if fault := _fault_of_secrecy(policy.secure, request):
+    if fault := _fault_of_secrecy(policy.secure, request) or _fault_of_noise(request):
         return _refused(Rule.SECURE, fault)
     if history.over_budget:
         return _refused(Rule.BUDGET, history.over_budget)
@@ -185,6 +186,11 @@ def _fault_of_secrecy(policy: SecurePolicy, request: PolicyRequest) -> str:
     if request.codec:
         return f"codec {request.codec!r} in a secure sum: masked values cannot be compressed; allowed: none"
     return terms_fault(policy, request.terms)
+
+
+def _fault_of_noise(request: PolicyRequest) -> str:
+    """Return why a training would be without the noise that its terms promise; empty: it would not."""
+    return fault_of_shares(request.local or "", request.terms) if request.kind is Kind.TRAIN else ""
 
 
 def terms_fault(policy: SecurePolicy, terms: Terms) -> str:

@@ -222,6 +222,11 @@ class MeshBench:
         if terms is None:
             return None
         self._check_plan()
+        if terms.batch:
+            raise TaskBroken(
+                'privacy.noise_by: got "clients": with unit = "example" a mesh adds its noise in its steps: allowed is '
+                '"site", or one process at this site'
+            )
         of_request = {"key": training_key(request), "seed": request["seed"]}
         return PrivateRound(terms=terms, task=self._here.task, local=local, data=dataset, **of_request)
 

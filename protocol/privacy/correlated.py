@@ -16,7 +16,10 @@ coefficients of (1 - x)^(1/2) = 1 - x/2 - x^2/8 - x^3/16 - ...
 
 import math
 from collections.abc import Sequence
+from operator import add
 
+ROUNDS_MAX = 2_000
+"""Most rounds of correlated noise: the search for its bands takes seconds there."""
 BANDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 17, 20, 25, 30)
 """Numbers of bands among which `best_bands` chooses; 1 is independent noise."""
 
@@ -55,14 +58,21 @@ def squared_sensitivity(c: Sequence[float], rounds: int, separation: int, uses: 
         separation: least distance of two rounds with the same client, at least 1.
         uses: most rounds with the same client, at least 1.
     """
+    return squares_by_uses(c, rounds, separation, uses)[-1]
+
+
+def squares_by_uses(c: Sequence[float], rounds: int, separation: int, most: int) -> tuple[float, ...]:
+    """Return the squared sensitivity of 1 to `most` uses; arguments as of `squared_sensitivity`."""
     padded = [abs(value) for value in c[:rounds]] + [0.0] * (rounds - len(c))
     for t in range(rounds - 2, -1, -1):
         padded[t] = max(padded[t], padded[t + 1])
-    total = [0.0] * rounds
-    for start in range(0, min(rounds, uses * separation), separation):
-        for t in range(start, rounds):
-            total[t] += padded[t - start]
-    return math.fsum(value * value for value in total)
+    total, found, square = [0.0] * rounds, list[float](), 0.0
+    for start in range(0, most * separation, separation):
+        if start < rounds:
+            total[start:] = map(add, total[start:], padded)
+            square = math.fsum(value * value for value in total)
+        found.append(square)
+    return tuple(found)
 
 
 def sensitivity(d: Sequence[float], rounds: int, separation: int, uses: int) -> float:

@@ -24,17 +24,19 @@ class PrivacyTerms:
     """What the members of a private sum agree to.
 
     Attributes:
-        unit: what is protected: all contributions of one client.
+        unit: what is protected: all contributions of one client, or one example of one client; the values for the task
+            have the clip norm of an example, its sampling and the divisor of a step.
         noise_by: "clients": each member adds a share; "coordinator": the opened sum gets the noise.
         epsilon, delta: the budget of the run.
-        noise_multiplier: z; the sum gets noise of at least the standard deviation z times the clip norm.
+        noise_multiplier: of the sum, which gets noise of at least this standard deviation in clip norms: z, for
+            examples z over the divisor of a step.
         participations_max: most uses of one client.
         divisor: the fixed number by which the sum is divided.
         honest_min: h, fewest honest members of a sum, each of which adds the variance (z C)^2 / h; 0: none adds noise.
         colluders: n_c, members that may tell the coordinator their shares; a sum has at least h + n_c members.
     """
 
-    unit: Literal["client"]
+    unit: Literal["client", "example"]
     noise_by: Literal["clients", "coordinator"]
     epsilon: float
     delta: float
@@ -67,8 +69,9 @@ def read_privacy(text: str) -> PrivacyTerms | None:
     at = "terms.privacy"
     keys = frozenset(field.name for field in fields(PrivacyTerms))
     found = fields_of(read_object(text.encode(), num_bytes_max=_BYTES_MAX, what=at), at, keys=keys)
-    one_of(found["unit"], f"{at}.unit", allowed=("client",))
-    one_of(found["noise_by"], f"{at}.noise_by", allowed=("clients", "coordinator"))
+    one_of(found["unit"], f"{at}.unit", allowed=("client", "example"))
+    parties = ("clients", "coordinator") if found["unit"] == "client" else ("clients",)
+    one_of(found["noise_by"], f"{at}.noise_by", allowed=parties)
     for name in ("epsilon", "delta", "noise_multiplier"):
         found[name] = _inexact(found[name], f"{at}.{name}")
     if found["delta"] >= 1.0:

@@ -202,7 +202,7 @@ def _check_privacy(found: dict[str, Any]) -> None:
     if privacy is None:
         return
     if found["purpose"] != "update" or found["metrics"] or found["examples_max"]:
-        refuse("terms.privacy", "a guarantee for clients", "no metrics, and equal weights, in a sum of updates")
+        refuse("terms.privacy", "a guarantee", "no metrics, and equal weights, in a sum of updates")
     if privacy.sum_min > found["members_max"]:
         allowed = f"honest_min + colluders of at most members_max = {found['members_max']}"
         refuse("terms.privacy", f"{privacy.honest_min} + {privacy.colluders}", allowed)

@@ -5,7 +5,7 @@ The coordinator does not know the number of a site's examples, and accounts with
 step with the probability `sample_rate`, and the settings give the most steps of one training.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -15,7 +15,7 @@ from atoll.protocol.privacy.poisson_account import PoissonAccount, most
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.aggregation import AggregationConfig
 from atoll.server.config.exclusion import excluded
-from atoll.server.rounds.privacy_rules import ExampleRules
+from atoll.server.rounds.privacy_rules import ExampleRules, SharedExampleRules
 from atoll.task.local import epoch_steps
 from atoll.task.overrides import OverridesRefused
 from atoll.task.round_schedule import read_schedule
@@ -48,6 +48,8 @@ class ExampleTerms:
         noise_multiplier: None: the least one for all uses.
         uses: most sums that one client's updates are in.
         steps: most steps of one training.
+        batch: number by which a step's sum is divided, if the clients add the noise to the sum of their updates; 0:
+            each site adds it to its steps.
     """
 
     epsilon: float
@@ -57,6 +59,7 @@ class ExampleTerms:
     sample_rate: float
     uses: int
     steps: int
+    batch: float = 0.0
 
     @property
     def account(self) -> PoissonAccount:
@@ -79,18 +82,41 @@ def noise_of(terms: ExampleTerms) -> float:
         raise ConfigError([f"privacy.epsilon: {error}"]) from error
 
 
+def bound_of_noise(terms: ExampleTerms) -> float:
+    """Return the noise multiplier, or an upper bound of the least one for all uses, in milliseconds.
+
+    Raises:
+        ValueError: no noise keeps the budget.
+    """
+    return terms.noise_multiplier or terms.account.bound_noise(terms.epsilon, terms.uses * terms.steps)
+
+
 @lru_cache(maxsize=64)
-def rules_of(terms: ExampleTerms) -> ExampleRules:
-    """Return the rules for the run's machine; takes seconds, errors as in `noise_of`."""
+def rules_of(terms: ExampleTerms, honest_min: int = 0, colluders: int = 0) -> ExampleRules:
+    """Return the rules for the run's machine; takes seconds, errors as in `noise_of`.
+
+    Args:
+        terms: budget and mechanism.
+        honest_min: of noise by the clients, the fewest honest members of a sum.
+        colluders: of noise by the clients, members that may tell the coordinator their shares.
+    """
     z, account = noise_of(terms), terms.account
     uses = most(lambda uses: account.bound_of(z, uses * terms.steps) <= terms.epsilon, terms.uses + 1)
-    above = min(terms.uses + 1, max(2 * uses, _FEW))
-    for number in range(_TRIES):
+    above, is_growing = min(terms.uses + 1, max(2 * uses, _FEW)), True
+    if terms.noise_multiplier is None:  # it is for all of them
+        above = terms.uses + 1
+    for _ in range(_TRIES):
         if above - uses <= 1:
             break
-        tried = above - 1 if number == 0 else (uses + above) // 2
-        uses, above = (tried, above) if account.epsilon_of(z, tried * terms.steps) <= terms.epsilon else (uses, tried)
-    return ExampleRules(
+        tried = above - 1 if is_growing else (uses + above) // 2
+        if account.epsilon_of(z, tried * terms.steps) > terms.epsilon:
+            above, is_growing = tried, False
+            continue
+        uses = tried
+        if is_growing:  # the account allows more than twice what the bound does
+            above = min(2 * above, terms.uses + 1)
+    kind: Any = partial(SharedExampleRules, honest_min=honest_min, colluders=colluders) if terms.batch else ExampleRules
+    rules: ExampleRules = kind(
         epsilon=terms.epsilon,
         delta=terms.delta,
         noise_multiplier=z,
@@ -101,10 +127,14 @@ def rules_of(terms: ExampleTerms) -> ExampleRules:
         steps=terms.steps,
         epsilon_last=account.epsilon_of(z, uses * terms.steps) if uses else 0.0,
     )
+    return rules
 
 
-def given_of(terms: ExampleTerms) -> dict[str, Any]:
-    """Return what a site must know and approve of the terms, by the names of the settings."""
+def given_of(terms: ExampleTerms, bits: int) -> dict[str, Any]:
+    """Return what a site must know and approve of the terms, by the names of the settings.
+
+    `bits`: of the words of a secure sum, into which an update is rounded.
+    """
     return {
         "unit": "example",
         "sample_rate": terms.sample_rate,
@@ -113,6 +143,7 @@ def given_of(terms: ExampleTerms) -> dict[str, Any]:
         "epsilon": terms.epsilon,
         "delta": terms.delta,
         "participations_max": terms.uses,
+        **({"noise_by": "clients", "batch": terms.batch, "bits": bits} if terms.batch else {}),
     }
 
 
@@ -196,3 +227,27 @@ def faults_of_sampler(sampler: str) -> Iterator[str]:
     """Yield the fault of a sampler by what private trainings do not tell."""
     if sampler in _SEES_LOSSES:
         yield _fault("cohort.sampler", sampler, _LOSSES, '"uniform", "stratified", "weighted", or a custom one')
+
+
+OF_A_STEP = ("max_steps", "epochs", "batch_size", "shuffle")
+"""Local settings that a step with shared noise has, or on which it does not depend."""
+
+
+def faults_of_step(local: Collection[str], max_steps: Any) -> Iterator[str]:
+    """Yield the local settings that do not go with noise by the clients, of which a training is one step.
+
+    Args:
+        local: names of the run's values for the task's `Local`.
+        max_steps: their number of steps.
+    """
+    if max_steps not in (None, 1):  # a missing number has its fault by itself
+        what = "the clients share the noise of one step, so that a round is one"
+        yield _fault("local.max_steps", max_steps, what, "1")
+    if "keep" in local:
+        what = "the layers that a site keeps have no noise, and its next sums would tell of them"
+        yield f"local.keep: got a value, and with {OF_EXAMPLES} and noise by the clients {what}: allowed is none"
+    for name in sorted({*local}.difference(OF_A_STEP, ("keep",))):
+        yield (
+            f"local.{name}: got a value, and with {OF_EXAMPLES} and noise by the clients an update is the gradient of "
+            "one step: allowed are the settings of the server's step, [optimizer]"
+        )

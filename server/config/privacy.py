@@ -1,25 +1,26 @@
 """The settings of differential privacy, and what does not go with it: with the reason and the way out."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from atoll.ground.printable import count_of
 from atoll.protocol.privacy.adaptive_clip import AdaptiveClip
+from atoll.protocol.privacy.correlated import BANDS, ROUNDS_MAX, best_bands
 from atoll.protocol.privacy.gaussian import mu_within, noise_multiplier_of
 from atoll.protocol.secure.session_size import MEMBERS_MAX
 from atoll.protocol.settings import STRICT
 from atoll.server.config.aggregation import AggregationConfig
-from atoll.server.config.example_privacy import OF_EXAMPLES, ExampleTerms, steps_of
+from atoll.server.config.example_privacy import OF_EXAMPLES, ExampleTerms, bound_of_noise, noise_of, steps_of
 from atoll.server.config.exclusion import excluded, shown
 from atoll.server.config.model import ModelConfig, StopConfig
 from atoll.server.config.secure import SecureConfig
 from atoll.server.rounds.policy import StragglerPolicy
-from atoll.server.rounds.privacy_rules import PrivacyRules, SharedRules
+from atoll.server.rounds.privacy_rules import CorrelatedRules, PrivacyRules, SharedRules
 from atoll.server.rounds.secure_rules import SecureRules
 from atoll.tensors.layout import BESIDE, FLOATS, Layout
 
@@ -32,8 +33,8 @@ _SEES_SITES = {
 }
 """Samplers by values of single clients, which their cohorts would release."""
 
-
 _fault = partial(excluded, "privacy")
+_best_bands = lru_cache(maxsize=64)(best_bands)
 
 
 class PrivacyConfig(BaseModel):
@@ -78,17 +79,32 @@ class PrivacyConfig(BaseModel):
     """Standard deviation of the noise of the count for "adaptive", in clients: above half of `noise_multiplier`;
     absent: a twentieth of `round.cohort_size`, and at least five times `noise_multiplier`."""
 
-    mechanism: Literal["gaussian"] = "gaussian"
-    """Noise of a round, or of a step: "gaussian", independent of others."""
+    mechanism: Literal["gaussian", "correlated"] = "gaussian"
+    """Noise of a round, or of a step: "gaussian", independent of others; or "correlated", of which later rounds take
+    off a part again, so that the model has less of it in the end. All rounds together are then one use, and a client
+    waits `separation_min` versions from one use to the next."""
+
+    separation_min: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Of correlated noise: the least distance of two versions with a client's update; a client is no candidate before.
+    More clients allow more: about their number over `round.cohort_size`; absent: refused with correlated noise, and the
+    only way without."""
+
+    bands: Annotated[int, Field(ge=1, le=BANDS[-1])] | None = None
+    """Of correlated noise: rounds whose noise is in the noise of a round; absent: the number with the least error over
+    all rounds."""
 
     participations_max: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Most rounds in whose sum one client's updates are; a client that has been in as many is no candidate any more;
-    absent: `rounds`."""
+    absent: `rounds`, with correlated noise as many as `separation_min` allows."""
 
     noise_by: Literal["coordinator", "clients", "site"] = "coordinator"
     """The party that adds the noise: "coordinator", which is trusted to; or "clients", each a share inside its secure
     sum (`[secure]`), so that the guarantee holds against the coordinator, too; for examples "site", each for its
-    own."""
+    own steps, or "clients", who make one step a round and share its noise."""
+
+    batch: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
+    """Of examples with noise by the clients: the number by which each site divides the sum of its step, the same at all
+    sites, such as `sample_rate` times the examples of the largest; absent: refused there."""
 
     honest_min: Annotated[int, Field(ge=1, le=MEMBERS_MAX)] | None = None
     """Of noise by the clients: the fewest honest members of a sum. Each member adds 1 / `honest_min` of the variance,
@@ -134,8 +150,27 @@ class PrivacyConfig(BaseModel):
         if not self.is_shared:
             return replace(secure, is_private=True, metrics=())
         honest = max(1, self.honest_of(secure, cohort))
-        share = share_of_noise(secure.bits, self.rules(rounds, cohort).noise_multiplier, honest)
+        share = share_of_noise(secure.bits, self.multiplier_of_sum(rounds, cohort), honest)
         return replace(secure, is_private=True, metrics=(), share=share, sum_min=honest + self.colluders_assumed)
+
+    def multiplier_of_sum(self, rounds: int, cohort: int, noise: Callable[[ExampleTerms], float] = noise_of) -> float:
+        """Return the standard deviation of the noise of a secure sum, in its clip norm: of examples z / `batch`.
+
+        Args:
+            rounds: of the run.
+            cohort: clients of a round.
+            noise: returns z of examples.
+        """
+        terms = self._shared_examples(rounds)
+        if terms is None:
+            return self.rules(rounds, cohort).noise_multiplier
+        assert self.batch is not None
+        return noise(terms) / self.batch
+
+    def _shared_examples(self, rounds: int) -> ExampleTerms | None:
+        """Return the terms of steps to whose sum the clients add the noise; None: there are none."""
+        is_shared = self.unit == "example" and self.is_shared and self.batch is not None
+        return self.of_examples({"max_steps": 1}, rounds) if is_shared else None
 
     @model_validator(mode="before")
     @classmethod
@@ -147,10 +182,16 @@ class PrivacyConfig(BaseModel):
 
     def faults_of_unit(self) -> Iterator[str]:
         """Yield what the unit lacks, or is of the other one; the same sentences as of a centralized training."""
-        if (self.unit == "example") != (self.noise_by == "site"):
-            out = '"site"' if self.unit == "example" else '"coordinator", "clients"'
+        is_of_examples = self.noise_by == "site" or (self.unit == "example" and self.is_shared)
+        if (self.unit == "example") != is_of_examples:
+            out = '"site", "clients"' if self.unit == "example" else '"coordinator", "clients"'
             why = f'privacy.noise_by: got "{self.noise_by}", and with privacy.unit = "{self.unit}"'
             yield f"{why} others add the noise: allowed is {out}"
+        if self.unit == "example" and self.is_shared and self.batch is None:
+            yield f'privacy.batch: missing: {OF_EXAMPLES} with noise_by = "clients" needs it'
+        if self.batch is not None and not (self.unit == "example" and self.is_shared):
+            without = f'without {OF_EXAMPLES} and noise_by = "clients" it has no effect: set these, or leave this out'
+            yield f"privacy.batch: got {self.batch:g}: {without}"
         if self.unit == "example" and self.sample_rate is None:
             yield f"privacy.sample_rate: missing: {OF_EXAMPLES} needs it"
         if self.unit == "client" and self.sample_rate is not None:
@@ -177,23 +218,54 @@ class PrivacyConfig(BaseModel):
             sample_rate=self.sample_rate,
             uses=self.participations_max or rounds,
             steps=steps,
+            batch=(self.batch or 0.0) if self.is_shared else 0.0,
         )
 
     def told(self, rounds: int) -> dict[str, Any]:
         """Return what a site must know and approve of a guarantee for clients, by the names of the settings."""
         if self.unit != "client":
             return {}
-        uses = self.participations_max or rounds
+        uses = self._uses_of(rounds)
         return {
             "unit": "client",
             "noise_by": self.noise_by,
             "clip_norm": self.clip_norm,
-            "noise_multiplier": self.noise_multiplier or noise_multiplier_of(self.epsilon, self.delta, uses),
+            "noise_multiplier": self._multiplier_of(rounds),
             "epsilon": self.epsilon,
             "delta": self.delta,
             "participations_max": uses,
+            **({"mechanism": self.mechanism, "separation_min": self._apart} if self.is_correlated else {}),
             **({"clip": self.clip, "clip_quantile": self.clip_quantile or 0.5} if self.clip == "adaptive" else {}),
         }
+
+    @property
+    def is_correlated(self) -> bool:
+        """Whether the noise of a round depends on the noise of others."""
+        return self.mechanism == "correlated"
+
+    @property
+    def _apart(self) -> int:
+        return self.separation_min or 1
+
+    def _uses_of(self, rounds: int) -> int:
+        """Return the most sums that one client's updates are in."""
+        if not self.is_correlated:
+            return self.participations_max or rounds
+        most = -(-rounds // self._apart)
+        return min(self.participations_max or most, most)
+
+    def _multiplier_of(self, rounds: int) -> float:
+        """Return z; of correlated noise, of all rounds together."""
+        uses = 1 if self.is_correlated else self._uses_of(rounds)
+        return self.noise_multiplier or noise_multiplier_of(self.epsilon, self.delta, uses)
+
+    def bands_of(self, rounds: int) -> int | None:
+        """Return the rounds whose noise is in the noise of a round; None: noise is independent."""
+        if not self.is_correlated:
+            return None
+        if rounds > ROUNDS_MAX:
+            return 1  # a fault
+        return self.bands or _best_bands(rounds, self._apart, self._uses_of(rounds))
 
     def rules(self, rounds: int, cohort_size: int, honest_min: int = 0) -> PrivacyRules:
         """Return the rules of a guarantee for clients, for the run's machine.
@@ -203,8 +275,7 @@ class PrivacyConfig(BaseModel):
             cohort_size: fixed number of clients of a round.
             honest_min: of noise by the clients, the fewest honest members of a sum.
         """
-        uses = self.participations_max or rounds
-        z = self.noise_multiplier or noise_multiplier_of(self.epsilon, self.delta, uses)
+        uses, z = self._uses_of(rounds), self._multiplier_of(rounds)
         values: dict[str, Any] = {
             "epsilon": self.epsilon,
             "delta": self.delta,
@@ -213,6 +284,10 @@ class PrivacyConfig(BaseModel):
             "participations_max": uses,
             "spent_max": mu_within(self.epsilon, self.delta) ** 2,
         }
+        if (bands := self.bands_of(rounds)) is not None:
+            rounds = min(rounds, ROUNDS_MAX)  # more are a fault
+            values["participations_max"] = self._uses_of(rounds)
+            return CorrelatedRules(**values, rounds=rounds, apart=self._apart, bands=bands)
         if not self.is_shared:
             return PrivacyRules(**values, adaptive=self._adaptive(z, cohort_size))
         return SharedRules(**values, honest_min=honest_min, colluders=self.colluders_assumed)
@@ -223,6 +298,46 @@ class PrivacyConfig(BaseModel):
         sigma = self.clip_sigma or max(cohort_size / 20.0, 5.0 * z)
         return AdaptiveClip(self.clip_quantile or 0.5, self.clip_learning_rate or 0.2, sigma, cohort_size)
 
+    def faults_of_mechanism(self, rounds: int, *, is_secure: bool) -> Iterator[str]:
+        """Yield what correlated noise lacks or excludes, and its settings that have no effect without it."""
+        if not self.is_correlated:
+            for name in ("separation_min", "bands"):
+                if (given := getattr(self, name)) is not None:
+                    what = f"privacy.{name}: got {given}, and the noises of rounds are independent"
+                    yield f'{what}: allowed with privacy.mechanism = "correlated"'
+            return
+        for why in self._why_not_correlated(is_secure=is_secure):
+            yield _fault("privacy.mechanism", self.mechanism, why, '"gaussian"')
+        of_run = f"and the run has {count_of(rounds, 'round')}"
+        if self.separation_min is None:
+            needs = 'privacy.mechanism = "correlated" needs it: the number of clients over round.cohort_size, or less'
+            yield f"privacy.separation_min: missing: {needs}"
+        for name, given in (("separation_min", self.separation_min), ("bands", self.bands)):
+            if given is not None and given > rounds:
+                yield f"privacy.{name}: got {given}, {of_run}: allowed is 1 to {rounds}"
+        if rounds > ROUNDS_MAX:
+            out = f'at most {ROUNDS_MAX}, or privacy.mechanism = "gaussian"'
+            yield f"rounds: got {rounds}, over which correlated noise is not computed: allowed is {out}"
+
+    def _why_not_correlated(self, *, is_secure: bool) -> Iterator[str]:
+        """Yield the reasons that noise cannot be correlated."""
+        if self.unit == "example":
+            yield "each site adds the noise of its own steps, which no round of others takes off"
+        elif self.noise_by == "clients":
+            yield "shares of clients that are gone could not be taken off again"
+        if self.clip == "adaptive":
+            yield "its noise is computed for one clip norm over all rounds"
+        if is_secure:
+            yield "the noise of earlier rounds is not on the grid of secure sums"
+
+    def faults_of_separation(self, num_clients: int, cohort_size: int) -> Iterator[str]:
+        """Yield the fault of a separation that leaves too few of a fixed number of clients for a round."""
+        if self.is_correlated and self._apart * cohort_size > num_clients:
+            most = num_clients // cohort_size
+            why = f"{count_of(num_clients, 'client')} in cohorts of {cohort_size} are used again after {most}"
+            out = f"1 to {most}" if most else "a smaller round.cohort_size"
+            yield f"privacy.separation_min: got {self._apart}, and {why}: allowed is {out}"
+
     def faults_of_clip(self, rounds: int, cohort_size: int, *, is_secure: bool) -> Iterator[str]:
         """Yield the settings of an adaptive clip norm that have no effect, or whose count costs more than the round."""
         given = {name: getattr(self, name) for name in ("clip_quantile", "clip_learning_rate", "clip_sigma")}
@@ -232,6 +347,8 @@ class PrivacyConfig(BaseModel):
                     what = f"privacy.{name}: got {value:g}, and the clip norm is fixed"
                     yield f'{what}: allowed with privacy.clip = "adaptive"'
             return
+        if self.is_correlated:
+            return  # a fault of the mechanism
         if self.noise_by != "coordinator":
             why = f'privacy.noise_by is "{self.noise_by}", and only the coordinator counts the updates within the norm'
             yield _fault("privacy.clip", self.clip, why, '"fixed"')
@@ -252,7 +369,8 @@ class PrivacyConfig(BaseModel):
         if not rules.allows(0.0, 0):
             one = rules.epsilon_of(rules.cost)
             out = f"at least {noise_multiplier_of(self.epsilon, self.delta):.6g}, or a larger epsilon"
-            yield _fault("privacy.noise_multiplier", self.noise_multiplier, f"one round costs epsilon {one:.6g}", out)
+            what = "all rounds together cost" if self.is_correlated else "one round costs"
+            yield _fault("privacy.noise_multiplier", self.noise_multiplier, f"{what} epsilon {one:.6g}", out)
 
     def faults_of_rounds(self, policy: StragglerPolicy, rounds: int) -> Iterator[str]:
         """Yield the settings of a straggler policy that a guarantee for clients excludes."""
@@ -285,6 +403,8 @@ class PrivacyConfig(BaseModel):
         plain = AggregationConfig()
         if aggregation.weighting != "uniform":
             what = "with other weights one client could have most of the sum"
+            if self.unit == "example":
+                what = "each site divides its sum by privacy.batch, so that all examples have the same weight"
             yield _fault("aggregation.weighting", aggregation.weighting, what, '"uniform"')
         if aggregation.algorithm != "fedavg":
             what = "its corrections are values of single clients without noise"
@@ -330,6 +450,13 @@ class PrivacyConfig(BaseModel):
             out = "a run of rounds, for a Flower app program.native = true: run it natively"
             yield _fault("program.main", main, "the program releases what it makes of single replies", out)
 
+    def faults_of_own_noise(self) -> Iterator[str]:
+        """Yield the settings of noise by the clients, where each site adds the noise of its steps."""
+        for name in ("honest_min", "colluders"):
+            if (given := getattr(self, name)) is not None:
+                out = f'no {name}, or noise_by = "clients"'
+                yield _fault(f"privacy.{name}", given, "each site adds the noise of its steps", out)
+
     def faults_of_secure(self, secure: SecureConfig | None, policy: StragglerPolicy, rounds: int) -> Iterator[str]:
         """Yield the faults of the parties that add the noise, and of secure sums that cannot hold it."""
         if not self.is_shared:
@@ -340,7 +467,8 @@ class PrivacyConfig(BaseModel):
         if secure is None:
             if self.is_shared:
                 what = "the clients add their shares of the noise inside secure sums, and the run has no [secure]"
-                yield _fault("privacy.noise_by", self.noise_by, what, '"coordinator", or a table [secure]')
+                other = "coordinator" if self.unit == "client" else "site"
+                yield _fault("privacy.noise_by", self.noise_by, what, f'"{other}", or a table [secure]')
             return
         if secure.clip_norm != self.clip_norm:
             what = f"each site clips its update once, and privacy.clip_norm is {self.clip_norm:g}"
@@ -357,10 +485,8 @@ class PrivacyConfig(BaseModel):
         sizes = secure.sizes(policy.cohort_size)
         if policy.is_asynchronous or not sizes:
             return  # the faults of secure sums
-        z, out = (
-            self.rules(rounds, policy.cohort_size).noise_multiplier,
-            "secure.bits = 64, or another noise_multiplier",
-        )
+        z = self.multiplier_of_sum(rounds, policy.cohort_size, bound_of_noise)
+        out = "secure.bits = 64, or another noise_multiplier"
         if not self.is_shared:
             if fault := fault_of_noise(secure.bits, 1, share_of_noise(secure.bits, z, 1)):
                 yield f"privacy.noise_multiplier: {fault}: allowed is {out}"
@@ -392,6 +518,11 @@ class PrivacyConfig(BaseModel):
                 f"secure.sessions: got {secure.sessions}, and each sum has its noise, which together is that of one, "
                 f'multiplied by {math.sqrt(secure.sessions):.3g}: privacy.noise_by = "clients" needs no more than 1'
             )
+        if self.is_correlated and self._apart > 1:
+            what = f"rounds wait unless round.cohort_size times {self._apart} clients or more take part"
+            yield f"privacy.separation_min: {what}"
+        if self.bands_of(rounds) == 1:
+            yield 'privacy.mechanism: with one band, the best at a small separation, the noise is that of "gaussian"'
         if self.epsilon > 10:
             yield f"privacy.epsilon: {self.epsilon:g} promises little: docs/privacy.md says what epsilon means"
         if self.unit == "example":
@@ -423,7 +554,7 @@ def faults_of_layout(
         rules: of the privacy.
         secure: of secure sums; None: updates are plain.
     """
-    from atoll.aggregation.noise.private_sum import clip_to, exponent_of
+    from atoll.aggregation.noise.private_sum import clip_to, deviation_of, exponent_of
     from atoll.tensors.secure.plan import Encoding
 
     for what, names in (
@@ -442,6 +573,8 @@ def faults_of_layout(
             encoding = Encoding(bits=secure.bits, clip_norm=secure.clip_norm, exponents=exponents, is_private=True)
             encoding.factor(1, 0.0, values)
         else:
-            clip_to(rules.clip_norm, exponent_of(rules.sum_multiplier * rules.clip_norm), values)
+            deviation = rules.sum_multiplier * rules.clip_norm
+            deviation = deviation_of(deviation, rules.noise_multiplier, values, rules.rounding)
+            clip_to(rules.clip_norm, exponent_of(deviation), values)
     except ValueError as fault:
         yield f"privacy.noise_multiplier: {fault}"

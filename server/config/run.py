@@ -274,7 +274,8 @@ class RunConfig(BaseModel):
         if self.privacy is None:
             return {}
         terms = self._of_examples
-        told = self.privacy.told(self.rounds) if terms is None else given_of(terms)
+        bits = 0 if self.secure is None else self.secure.bits
+        told = self.privacy.told(self.rounds) if terms is None else given_of(terms, bits)
         return {f"{PRIVACY}{name}": value for name, value in told.items()}
 
     @property
@@ -298,7 +299,12 @@ class RunConfig(BaseModel):
                 return self.privacy.rules(self.rounds, self.round.cohort_size)
             honest = self.privacy.honest_of(self.secure.rules(), self.round.cohort_size)
             return self.privacy.rules(self.rounds, self.round.cohort_size, honest)
-        return None if (terms := self._of_examples) is None else rules_of(terms)
+        if (terms := self._of_examples) is None:
+            return None
+        if not terms.batch or self.privacy is None or self.secure is None:
+            return rules_of(terms)
+        honest = self.privacy.honest_of(self.secure.rules(), self.round.cohort_size)
+        return rules_of(terms, honest, self.privacy.colluders_assumed)
 
     @property
     def local_text(self) -> str:
@@ -353,7 +359,8 @@ class RunConfig(BaseModel):
     @property
     def secure_rules(self) -> SecureRules | None:
         """The rules of secure sums, with those of their privacy; None: updates are plain."""
-        if self.secure is None or self.privacy is None or not self._hides_clients:
+        has_noise = self.privacy is not None and (self._hides_clients or self.privacy.is_shared)
+        if self.secure is None or self.privacy is None or not has_noise:
             return None if self.secure is None else self.secure.rules()
         return self.privacy.of_sums(self.secure.rules(), self.rounds, self.round.cohort_size)
 
@@ -396,6 +403,7 @@ class RunConfig(BaseModel):
     def _faults_of_privacy(self, privacy: PrivacyConfig) -> Iterator[str]:
         """Yield the settings of other tables that a guarantee for clients or examples excludes."""
         yield from privacy.faults_of_unit()
+        yield from privacy.faults_of_mechanism(self.rounds, is_secure=self.secure is not None)
         yield from privacy.faults_of_clip(self.rounds, self.round.cohort_size, is_secure=self.secure is not None)
         if privacy.unit == "example":
             yield from self._faults_of_examples()
@@ -413,14 +421,33 @@ class RunConfig(BaseModel):
     def _faults_of_examples(self) -> Iterator[str]:
         """Yield the settings of other tables that a guarantee for examples excludes."""
         terms = self._of_examples
+        of_budget = [*example_privacy.faults_of_budget(terms)] if terms is not None else []
         if terms is not None:
-            yield from example_privacy.faults_of_budget(terms)
+            yield from of_budget
         elif self.privacy is not None and self.privacy.sample_rate is not None:
             yield STEPS_MISSING
         yield from example_privacy.faults_of_program(self.program.main, is_app=is_app(self.task))
         yield from example_privacy.faults_of_rounds(self.round.late)
-        yield from example_privacy.faults_of_aggregation(self.aggregation)
         yield from example_privacy.faults_of_sampler(self.cohort.sampler)
+        assert self.privacy is not None
+        if self.privacy.is_shared:
+            yield from self._faults_of_shared_steps(self.privacy, has_budget=terms is not None and not of_budget)
+        else:
+            yield from example_privacy.faults_of_aggregation(self.aggregation)
+            yield from self.privacy.faults_of_own_noise()
+
+    def _faults_of_shared_steps(self, privacy: PrivacyConfig, *, has_budget: bool) -> Iterator[str]:
+        """Yield the settings that a guarantee for examples excludes if the clients share the noise of one step.
+
+        `has_budget`: whether the budget has no fault, so that the noise is known.
+        """
+        yield from example_privacy.faults_of_step({*self.local, *self.schedule.local}, self.local.get("max_steps"))
+        if has_budget and privacy.batch is not None:
+            yield from privacy.faults_of_secure(self.secure, self.round, self.rounds)
+        yield from privacy.faults_of_aggregation(self.aggregation)
+        kept = EvaluationConfig.model_fields["keep_sites"].default
+        yield from privacy.faults_of_evaluation(self.evaluation.clients_every, self.evaluation.keep_sites, kept)
+        yield from privacy.faults_of_watching(self.model, self.stop)
 
     @property
     def _hides_clients(self) -> bool:

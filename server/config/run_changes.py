@@ -53,7 +53,10 @@ ONE_FROM_THE_BEGINNING = (
     "privacy.clip_learning_rate",
     "privacy.clip_sigma",
     "privacy.mechanism",
+    "privacy.separation_min",
+    "privacy.bands",
     "privacy.sample_rate",
+    "privacy.batch",
     "privacy.noise_by",
     "privacy.honest_min",
     "privacy.colluders",
@@ -123,6 +126,13 @@ def _faults(old: RunConfig, new: RunConfig, version: int) -> Iterator[str]:
             allowed = ", ".join("task's options" if table == "options" else table for table in CHANGEABLE)
             name = _as_set(fixed or key)
             yield f"--set: {name}: fixed for the life of a run; allowed: {allowed}; a new run may have another {name}"
+    if old.privacy is not None and old.privacy.is_correlated and new.privacy is not None:
+        for name, one, other in (
+            ("rounds", old.rounds, new.rounds),
+            ("privacy.participations_max", old.privacy.participations_max, new.privacy.participations_max),
+        ):
+            if one != other:
+                yield f"--set: {name}: got {other}, and correlated noise is computed for {one}; allowed: that"
     if new.rounds <= version:
         committed = count_of(version, "version is", "versions are")
         got = f"is {new.rounds}, and" if new.rounds == old.rounds else f"got {new.rounds};"
@@ -150,14 +160,15 @@ def with_number_of_versions(config: RunConfig, keep_versions: int) -> RunConfig:
 def with_noise(config: RunConfig) -> RunConfig:
     """Return the settings of a run with its noise multiplier, which no later change of its budget or length changes."""
     rules = config.rules.privacy
-    return config if rules is None else _with_noise(config, rules.noise_multiplier)
+    if rules is None or config.privacy is None:
+        return config
+    return _with_noise(config, rules.noise_multiplier, config.privacy.bands_of(config.rounds))
 
 
-def _with_noise(config: RunConfig, noise_multiplier: float | None) -> RunConfig:
+def _with_noise(config: RunConfig, noise_multiplier: float | None, bands: int | None) -> RunConfig:
     assert config.privacy is not None
-    return config.model_copy(
-        update={"privacy": config.privacy.model_copy(update={"noise_multiplier": noise_multiplier})}
-    )
+    fixed = {"noise_multiplier": noise_multiplier, "bands": bands}
+    return config.model_copy(update={"privacy": config.privacy.model_copy(update=fixed)})
 
 
 def with_frozen(config: RunConfig, digest: str) -> RunConfig:
@@ -183,8 +194,9 @@ def differing_keys(one: RunConfig, other: RunConfig) -> list[str]:
         other = with_number_of_versions(other, one.model.keep_versions)
     if not other.model.frozen:
         other = with_frozen(other, one.model.frozen)
-    if one.privacy is not None and other.privacy is not None and other.privacy.noise_multiplier is None:
-        other = _with_noise(other, one.privacy.noise_multiplier)
+    if one.privacy is not None and other.privacy is not None:
+        noise, bands = other.privacy.noise_multiplier, other.privacy.bands
+        other = _with_noise(other, noise or one.privacy.noise_multiplier, bands or one.privacy.bands)
     return [*_differences(one.model_dump(), other.model_dump(), "")]
 
 

@@ -4,14 +4,13 @@ The coordinator computes the plan once, from the accepted set alone. The folding
 aggregation rank) only executes it and decides nothing.
 """
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from atoll.aggregation.fold.means import Total, totals_of
-from atoll.aggregation.noise.private_sum import PrivateSums, clip_to, exponent_of
+from atoll.aggregation.noise.private_sum import PrivateSums, clip_to, deviation_of, exponent_of
 from atoll.aggregation.rules.coordinate import clip_factors
 from atoll.ground.noise.key import key_of
 from atoll.protocol.manifest import VersionManifest
@@ -19,7 +18,7 @@ from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.folding.method import Method
 from atoll.server.journal.codec import decode, encode
-from atoll.server.rounds.events import Aggregate
+from atoll.server.rounds.events import Aggregate, NoiseRow, set_digest
 from atoll.server.rounds.privacy_rules import PrivacyRules
 from atoll.tensors.layout import BESIDE, FLOATS, Layout
 from atoll.tensors.noise.discrete_gaussian import DiscreteGaussian
@@ -141,6 +140,8 @@ class PlannedNoise:
     divisor: int
     key: str = field(repr=False)
     """In hexadecimal digits: a secret."""
+    earlier: tuple[tuple[str, float], ...] = field(default=(), repr=False)
+    """Of correlated noise: keys of earlier noises that are added, each with its factor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +168,23 @@ class Private:
         """
         values = sum(tensor.num_elements for tensor in layout if tensor.dtype in FLOATS)
         clip_norm = clip_norm or self.rules.clip_norm
-        exponent = exponent_of(self.rules.sum_multiplier * clip_norm)
-        return clip_factors(norms, clip_to(clip_norm, exponent, values))
+        return clip_factors(norms, clip_to(clip_norm, exponent_of(self._deviation(layout, clip_norm)), values))
 
-    def planned(self, effect: Aggregate, base: Digest) -> PlannedNoise:
+    def planned(self, effect: Aggregate, base: Digest, layout: Layout) -> PlannedNoise:
         """Return the noise of a set of updates: the same when its fold is repeated, another one for another set."""
-        key = self._key_of_set(effect, base)
-        clip_norm = effect.clip_norm or self.rules.clip_norm
-        return PlannedNoise(self.rules.sum_multiplier * clip_norm, self.cohort_size, key.hex())
+        mechanism = "correlated" if self.rules.earlier else "gaussian"
+        deviation = self._deviation(layout, effect.clip_norm or self.rules.clip_norm)
+        earlier = tuple(
+            (self._key_of(row, mechanism).hex(), factor)
+            for row, factor in zip(effect.earlier, self.rules.earlier, strict=False)  # the first versions have fewer
+        )
+        return PlannedNoise(deviation, self.cohort_size, self._key_of_set(effect, base, mechanism).hex(), earlier)
+
+    def _deviation(self, layout: Layout, clip_norm: float) -> float:
+        values = sum(tensor.num_elements for tensor in layout if tensor.dtype in FLOATS)
+        return deviation_of(
+            self.rules.sum_multiplier * clip_norm, self.rules.noise_multiplier, values, self.rules.rounding
+        )
 
     def next_clip_norm(self, effect: Aggregate, base: Digest, norms: Sequence[float]) -> float:
         """Return the clip norm of the round after a set of updates, by a count with noise; 0: it is fixed.
@@ -198,9 +208,11 @@ class Private:
         return PlannedNoise(deviation, self.cohort_size, self._key_of_set(effect, base).hex())
 
     def _key_of_set(self, effect: Aggregate, base: Digest, mechanism: str = "gaussian") -> bytes:
-        contributed = "".join(sorted(contribution.digest for contribution in effect.contributions))
-        of_set = hashlib.sha256(contributed.encode()).hexdigest()
-        return key_of(self.noise, "private sum", effect.round_id, base, of_set, mechanism)
+        of_set = set_digest(contribution.digest for contribution in effect.contributions)
+        return self._key_of(NoiseRow(effect.round_id, base, of_set), mechanism)
+
+    def _key_of(self, row: NoiseRow, mechanism: str) -> bytes:
+        return key_of(self.noise, "private sum", row.round_id, row.base, row.updates, mechanism)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +317,7 @@ def plan_of(
         aggregation=settings[0],
         optimizer=settings[1],
         round_id=effect.round_id,
-        noise=None if private is None else private.planned(effect, base_digest),
+        noise=None if private is None else private.planned(effect, base_digest, base.layout),
     )
 
 

@@ -378,4 +378,5 @@ def private_sum_of(plan: FoldPlan) -> PrivateSum | None:
     """Return the noise of a plan's sums; None: they are not private."""
     if plan.noise is None:
         return None
-    return PrivateSum(plan.noise.deviation, plan.noise.divisor, bytes.fromhex(plan.noise.key))
+    earlier = tuple((bytes.fromhex(key), factor) for key, factor in plan.noise.earlier)
+    return PrivateSum(plan.noise.deviation, plan.noise.divisor, bytes.fromhex(plan.noise.key), earlier)

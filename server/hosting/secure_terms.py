@@ -9,7 +9,7 @@ from atoll.protocol.secure.session_size import TWO_THIRDS
 from atoll.protocol.secure.terms import Terms, data_digest, ranges_digest
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 from atoll.server.config.run import RunConfig
-from atoll.server.rounds.privacy_rules import SharedRules
+from atoll.server.rounds.privacy_rules import SharedExampleRules, SharedRules
 from atoll.server.rounds.secure_rules import SecureRules
 from atoll.server.rounds.session_events import SumPlace
 from atoll.task.given import OPTION
@@ -156,13 +156,14 @@ def privacy_terms(config: RunConfig) -> PrivacyTerms | None:
     rules = config.rules.privacy
     if rules is None or rules.noise_by == "site":
         return None  # a guarantee for examples, whose terms the sites get with the values for the task
-    shared = rules if isinstance(rules, SharedRules) else None
+    shared = rules if isinstance(rules, SharedRules | SharedExampleRules) else None
+    assert config.privacy is not None
     return PrivacyTerms(
-        unit="client",
+        unit=config.privacy.unit,
         noise_by=rules.noise_by,
         epsilon=rules.epsilon,
         delta=rules.delta,
-        noise_multiplier=rules.noise_multiplier,
+        noise_multiplier=config.privacy.multiplier_of_sum(config.rounds, config.round.cohort_size),
         participations_max=rules.participations_max,
         divisor=config.round.cohort_size,
         honest_min=0 if shared is None else shared.honest_min,

@@ -42,6 +42,7 @@ from atoll.server.rounds.events import (
     Contribution,
     DrawCohort,
     Invite,
+    NoiseRow,
     Release,
     Update,
 )
@@ -83,6 +84,8 @@ class Round(OpenRound):
         self._waiting: set[ClientId] = set()
         self._reported: dict[ClientId, Update] = {}
         self._in_grace = self._is_held = False
+        self.noises: tuple[NoiseRow, ...] = ()
+        """Of correlated noise: the noises of earlier versions that are in this round's, the last one first."""
 
     # ------------------------------------------------------------ time
 
@@ -428,7 +431,13 @@ class Round(OpenRound):
             by_client = [
                 replace(c, num_examples=cap, scale=1.0) if c.client_id in record.capped else c for c in by_client
             ]
-        return Aggregate(record.round_id, record.base_version, tuple(by_client), clip_norm=record.clip_norm or 0.0)
+        return Aggregate(
+            record.round_id,
+            record.base_version,
+            tuple(by_client),
+            clip_norm=record.clip_norm or 0.0,
+            earlier=self.noises,
+        )
 
     def aggregated(self, event: Aggregated, now: float) -> Effects:
         """Commit the round: the next version is on disk."""
@@ -437,6 +446,9 @@ class Round(OpenRound):
             self.membership.counted(client_id, self.record.round_id)
         for carried in self.record.carried:
             self.membership.counted(carried.client_id, carried.round_id)
+        if self._privacy is not None and self._privacy.separation > 1:
+            clients = [contribution.client_id for contribution in self._aggregate().contributions]
+            self.membership.keep_apart(clients, self.record.base_version + self._privacy.separation)
         return super().aggregated(event, now)
 
     def _released_by(self, reason: AbandonReason, now: float) -> Effects:

@@ -4,7 +4,8 @@ Events, in the past tense, are journaled and reach the machine with the time (se
 Effects, as commands, are carried out after their event is on disk. Updates are named by their digests.
 """
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 
 from atoll.protocol.disclosure import ANY_SUM, Disclosure
@@ -395,6 +396,20 @@ class Contribution:
 
 
 @value
+class NoiseRow:
+    """The identity of the noise of a version, from which it is drawn again: its key has these, and the run's secret."""
+
+    round_id: RoundId
+    base: Digest  # of the version that the updates were added to
+    updates: Digest  # of their set: see `set_digest`
+
+
+def set_digest(digests: Iterable[Digest]) -> Digest:
+    """Return the digest of a set of updates."""
+    return Digest(hashlib.sha256("".join(sorted(digests)).encode()).hexdigest())
+
+
+@value
 class Aggregate:
     """Fold these updates (sorted by client id) into `base_version` + 1, by the formula of `mode`."""
 
@@ -405,6 +420,7 @@ class Aggregate:
     sums: tuple[SessionSum, ...] = ()  # the opened secure sums; empty: the updates are plain
     ranges: tuple[int, ...] = ()  # as in SumPlace
     clip_norm: float = 0.0  # of a private round whose clip norm follows the updates; 0: it does not
+    earlier: tuple[NoiseRow, ...] = ()  # of correlated noise: the earlier noises in this round's, the last one first
 
 
 @value

@@ -11,7 +11,7 @@ from itertools import pairwise
 from atoll.protocol.vocabulary import TERMINAL, AbandonReason, ClientId, Digest, Phase, RoundId, RunState, Version
 from atoll.server.rounds.client_evaluation import ClientEvaluation
 from atoll.server.rounds.cohort_round import Round
-from atoll.server.rounds.events import AmendRecord, ComputeMetrics, Effect, Update
+from atoll.server.rounds.events import AmendRecord, ComputeMetrics, Effect, NoiseRow, Update
 from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
@@ -54,6 +54,7 @@ class Ledger:
     restoration: str = ""  # the newest restored backup whose later rounds the operator has named
     ranges: list[int] = field(default_factory=list)  # exponents of the tensors' ranges in the next secure sum
     clip_norm: float = 0.0  # of the next private round, if it follows the updates; 0: the one of the settings
+    noises: tuple[NoiseRow, ...] = ()  # of correlated noise: the last versions', which later ones draw again
 
     @property
     def is_open(self) -> bool:

@@ -44,6 +44,7 @@ class Member:
     uses: int = 0  # private sums that its updates are in, whether or not a version came of them
     spent: float = 0.0  # the sum over these of 1 / z^2
     is_spent: bool = False  # whether it may be in no further one
+    apart_until: int = 0  # of correlated noise: the version that the next round with it begins from, at least; 0: any
 
     @property
     def expected_seconds(self) -> float | None:

@@ -58,6 +58,7 @@ class Membership:
         self._declining = {c for c, m in self.members.items() if m.has_declined and self._is_there(m)}
         self._spent = {c for c, m in self.members.items() if m.is_spent and self._is_there(m)}
         self._resting = {c: t.rest_until for c, m in self.members.items() if (t := m.trouble) and t.rest_until}
+        self._apart = {c: m.apart_until for c, m in self.members.items() if m.apart_until}
 
     def read(self, pages: Iterable[tuple[int, dict[ClientId, Member]]], *, first: int) -> None:
         """Restore the members from pages, each with its snapshot's entry, in order from the whole set (`first`)."""
@@ -155,17 +156,45 @@ class Membership:
             member = self._changing(client_id)
             assert member is not None
             self._charge(client_id, member, number, rules)
-        self.unseen_uses, self.unseen_spent = self.unseen_uses + number, self.unseen_spent + number * rules.cost
+        spent = rules.spent_after(self.unseen_spent, self.unseen_uses, number)
+        self.unseen_uses, self.unseen_spent = self.unseen_uses + number, spent
         self.is_unseen_spent = not rules.allows(self.unseen_spent, self.unseen_uses)
         self._note_most(self.unseen_uses, self.unseen_spent)
 
     def _charge(self, client_id: ClientId, member: Member, number: int, rules: PrivacyRules) -> None:
-        member.uses, member.spent = member.uses + number, member.spent + number * rules.cost
+        spent = rules.spent_after(member.spent, member.uses, number)
+        member.uses, member.spent = member.uses + number, spent
         self._note_most(member.uses, member.spent)
         self._mark(client_id, member, rules)
 
     def _note_most(self, uses: int, spent: float) -> None:
         self.most_uses, self.most_spent = max(self.most_uses, uses), max(self.most_spent, spent)
+
+    def keep_apart(self, client_ids: Iterable[ClientId], until: int) -> None:
+        """Exclude the clients of a version from the candidates of rounds that begin from a version before `until`.
+
+        A fold that fails keeps no client apart. It publishes nothing, and its noise is in no later version, so the
+        published ones, of which the sensitivity is, have each client's uses as far apart as that assumes: a client of
+        such a fold may repeat its version. Its use is charged nonetheless.
+        """
+        for client_id in client_ids:
+            member = self._changing(client_id)
+            assert member is not None, client_id
+            self._apart[client_id] = member.apart_until = until
+
+    def num_apart(self, version: int) -> tuple[int, int]:
+        """Return the number of members far enough from their last use for a round from a version, and with a budget."""
+        near = [c for c, until in self._apart.items() if until > version]
+        spent = self.num_spent - sum(self.members[c].is_spent for c in near)
+        return len(self.members) - len(near), len(self.members) - len(near) - spent
+
+    def begin_round(self, version: int) -> None:
+        """Make clients whose last use is far enough before the version that a round begins from candidates again."""
+        for client_id in [c for c, until in self._apart.items() if until <= version]:
+            member = self._changing(client_id)
+            assert member is not None
+            member.apart_until = 0
+            del self._apart[client_id]
 
     def has_budget(self, client_id: ClientId) -> bool:
         """Return whether a client may be in a further private sum; without privacy each may."""
@@ -186,11 +215,6 @@ class Membership:
         self._spent.discard(client_id)
         if member.is_spent and self._is_there(member):
             self._spent.add(client_id)
-
-    @property
-    def num_with_budget(self) -> int:
-        """The number of members, connected or not, that may be in a further private sum."""
-        return len(self.members) - self.num_spent
 
     # ------------------------------------------------------------ failures
 
@@ -310,7 +334,8 @@ class Membership:
         member = self.members.get(client_id)
         if member is None or not self._is_there(member):
             return False
-        return not (client_id in self._declining or client_id in self._resting or client_id in self._spent)
+        away = (self._declining, self._resting, self._spent, self._apart)
+        return not any(client_id in those for those in away)
 
     @property
     def num_available(self) -> int:
@@ -318,10 +343,14 @@ class Membership:
         return self.num_connected - len(self.unavailable())
 
     def unavailable(self) -> list[ClientId]:
-        """Return the connected clients that cannot be invited now, sorted: declining, resting, without a budget."""
-        if not self._resting and not self._spent:
+        """Return the connected clients that cannot be invited now, sorted.
+
+        They decline, rest, have no budget, or had their last use too few versions ago.
+        """
+        if not self._resting and not self._spent and not self._apart:
             return sorted(self._declining)
-        return sorted({*self._declining, *self._spent, *(c for c in self._resting if self.is_connected(c))})
+        others = (c for c in (*self._resting, *self._apart) if self.is_connected(c))
+        return sorted({*self._declining, *self._spent, *others})
 
     def lost_because(self, client_id: ClientId) -> str:
         """Return the reason of the client's loss; empty: it is not lost."""
@@ -411,7 +440,11 @@ class Membership:
             raise Violation(4, f"without a budget are {self._spent}: {spent}")
         if self.num_spent != (num := sum(member.is_spent for member in self.members.values())):
             raise Violation(4, f"the number of members without a budget is {self.num_spent}: {num}")
-        free = tuple(self.members[c].as_candidate(c) for c in sorted(there - declining - spent - resting.keys()))
+        apart = {c: member.apart_until for c, member in self.members.items() if member.apart_until}
+        if self._apart != apart:
+            raise Violation(4, f"apart from their last use are kept {self._apart}: {apart}")
+        away = declining | spent | resting.keys() | apart.keys()
+        free = tuple(self.members[c].as_candidate(c) for c in sorted(there - away))
         if (self.num_connected, self._declining, self._resting) != (len(there), declining, resting):
             known = (self.num_connected, self._declining, self._resting)
             raise Violation(4, f"connected, declining, resting are {known}: {(len(there), declining, resting)}")

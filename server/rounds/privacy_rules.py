@@ -2,8 +2,10 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from atoll.ground.printable import count_of
+from atoll.protocol.privacy import correlated
 from atoll.protocol.privacy.adaptive_clip import AdaptiveClip
 from atoll.protocol.privacy.gaussian import epsilon_of
 from atoll.protocol.privacy.guarantee import EXACT, PLD, RDP, Guarantee, NoiseBy
@@ -51,9 +53,28 @@ class PrivacyRules:
         """What one use costs a client: 1 / z^2."""
         return self.noise_multiplier**-2
 
+    @property
+    def separation(self) -> int:
+        """Least distance of two versions with a client's update, in versions; 1: every one may have it."""
+        return 1
+
+    @property
+    def earlier(self) -> tuple[float, ...]:
+        """Factors of the noises of earlier rounds in the noise of a round, the last one first; empty: independent."""
+        return ()
+
+    @property
+    def rounding(self) -> tuple[int, float]:
+        """What rounding to the grid costs: see `private_sum.deviation_of`; (0, 0.0): no noise is rounded."""
+        return 0, 0.0
+
+    def spent_after(self, spent: float, uses: int, number: int = 1) -> float:
+        """Return what a client has spent after `number` further uses."""
+        return spent + number * self.cost
+
     def allows(self, spent: float, uses: int) -> bool:
         """Return whether a client may be used once more."""
-        return uses < self.participations_max and spent + self.cost <= self.spent_max
+        return uses < self.participations_max and self.spent_after(spent, uses) <= self.spent_max
 
     def epsilon_of(self, spent: float) -> float:
         """Return epsilon of a client that has spent this."""
@@ -113,6 +134,64 @@ class SharedRules(PrivacyRules):
 
 
 @dataclass(frozen=True, slots=True)
+class CorrelatedRules(PrivacyRules):
+    """Rules of a run with a guarantee for clients, whose rounds take off again a part of what earlier ones added.
+
+    All rounds together are one use of the Gaussian mechanism with the multiplier z. A client in fewer sums than it may
+    be in has spent the share of the squared sensitivity that its uses have.
+    """
+
+    rounds: int
+    """All rounds of the run, by which the noise is computed."""
+    apart: int
+    """Least distance of two versions with a client's update, in versions."""
+    bands: int
+    """Rounds whose noise is in the noise of a round."""
+
+    @property
+    def sum_multiplier(self) -> float:
+        """Standard deviation of the noise of a round that is independent of the others', in clip norms."""
+        return self.noise_multiplier * math.sqrt(self._squares[-1])
+
+    @property
+    def separation(self) -> int:
+        """Least distance of two versions with a client's update, in versions."""
+        return self.apart
+
+    @property
+    def earlier(self) -> tuple[float, ...]:
+        """Factors of the noises of earlier rounds in the noise of a round, the last one first."""
+        return correlated.inverse_square_root(self.bands)[1:]
+
+    @property
+    def rounding(self) -> tuple[int, float]:
+        """The rounds, and |c|_1 s_K / s_1, by which rounding to the grid costs: see `private_sum.deviation_of`."""
+        total = math.fsum(correlated.inverse_of(correlated.inverse_square_root(self.bands), self.rounds))
+        return self.rounds, total * math.sqrt(self._squares[-1] / self._squares[0])
+
+    @property
+    def _squares(self) -> tuple[float, ...]:
+        """The squared sensitivity of 1 to all uses of a client."""
+        return _squares(self.rounds, self.apart, self.participations_max, self.bands)
+
+    def spent_after(self, spent: float, uses: int, number: int = 1) -> float:
+        """Return what a client has spent after `number` further uses."""
+        return self.cost * self._squares[min(uses + number, self.participations_max) - 1] / self._squares[-1]
+
+    def guarantee(self, spent: float, uses: int) -> Guarantee:
+        """Return the guarantee of a run whose most used client has spent this in `uses` sums."""
+        independent = PrivacyRules.guarantee(self, spent, uses)
+        return replace(independent, mechanism="correlated", separation=self.apart)
+
+
+@lru_cache(maxsize=64)
+def _squares(rounds: int, separation: int, most: int, bands: int) -> tuple[float, ...]:
+    """Return the squared sensitivity of 1 to `most` uses of a client."""
+    c = correlated.inverse_of(correlated.inverse_square_root(bands), rounds)
+    return correlated.squares_by_uses(c, rounds, separation, most)
+
+
+@dataclass(frozen=True, slots=True)
 class ExampleRules(PrivacyRules):
     """Rules of a run with a guarantee for examples, whose sites train by DP-SGD; what a client spends are steps.
 
@@ -168,3 +247,31 @@ class ExampleRules(PrivacyRules):
         if spent <= self.spent_max and self.epsilon_last < bound:
             return self.epsilon_last, PLD
         return bound, EXACT if self.sample_rate == 1.0 else RDP
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExampleRules(ExampleRules):
+    """Rules of a run with a guarantee for examples, whose sites make one step a round and share its noise in their sum.
+
+    A client is charged for each sum whose boxes leave the coordinator.
+    """
+
+    honest_min: int
+    """Fewest honest members of a sum, whose shares of the noise suffice."""
+    colluders: int
+    """Members of a sum that may tell the coordinator their shares."""
+
+    @property
+    def noise_by(self) -> NoiseBy:
+        """The party that adds the noise."""
+        return "clients"
+
+    @property
+    def sum_min(self) -> int:
+        """Fewest members of a secure sum for its noise."""
+        return self.honest_min + self.colluders
+
+    def guarantee(self, spent: float, uses: int) -> Guarantee:
+        """Return the guarantee of a run whose most used client has spent this in `uses` sums."""
+        of_steps = ExampleRules.guarantee(self, spent, uses)
+        return replace(of_steps, noise_by="clients", honest_min=self.honest_min, colluders=self.colluders)

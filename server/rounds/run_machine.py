@@ -58,6 +58,7 @@ from atoll.server.rounds.events import (
     FilesLost,
     MetricsComputed,
     ModelEvaluated,
+    NoiseRow,
     OpenNextRound,
     PauseRequested,
     PauseRun,
@@ -72,6 +73,7 @@ from atoll.server.rounds.events import (
     UpdateReceived,
     UpdateRefused,
     UploadBegun,
+    set_digest,
 )
 from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.oort_utility import utility_of
@@ -230,6 +232,9 @@ class RunMachine(Evaluations):
         charge = privacy.charged(len(membership.members), membership.most_spent, membership.most_uses)
         rounds = f"rounds {closed + 1} to {event.round_id}"
         effects: Effects = (AuditCharge(rounds, charge),)
+        if privacy.earlier:  # the noises of those rounds are not known here, so no later one can take them off
+            why = f"{rounds} came after the restored backup, and the noise of later rounds would need theirs"
+            return effects + self._end(RunState.FINISHED, why)
         if self.round is not None and self.round.phase is not Phase.AGGREGATING:
             return effects + self.round.end_after_restoration(f"{rounds} were charged to all clients", now)
         if ledger.is_round_due:
@@ -378,6 +383,7 @@ class RunMachine(Evaluations):
             return ()
         ledger.is_round_due, ledger.retry_at = False, 0.0
         ledger.membership.wake(now)
+        ledger.membership.begin_round(ledger.version)
         self.round = self._buffer(now) if self.rules.policy.is_asynchronous else self._round_with_cohort(now)
         ledger.next_round = RoundId(ledger.next_round + 1)
         return ()
@@ -395,6 +401,7 @@ class RunMachine(Evaluations):
         round_ = Round(ledger.next_round, ledger.version, self.rules, ledger.membership, late, now)
         if self.rules.privacy is not None and self.rules.privacy.adaptive is not None:
             round_.record.clip_norm = ledger.clip_norm or self.rules.privacy.clip_norm
+        round_.noises = ledger.noises
         return round_
 
     def _buffer(self, now: float) -> Buffer:
@@ -448,6 +455,7 @@ class RunMachine(Evaluations):
 
     def _committed(self, commit: Commit, now: float) -> Effects:
         ledger, round_ = self.ledger, self._take_round()
+        self._keep_noise(commit)
         ledger.version, ledger.model_digest, ledger.failures = commit.version, commit.model_digest, 0
         ledger.membership.approval_by, ledger.ranges = None, round_.record.ranges
         self._pace(round_, commit)
@@ -459,6 +467,12 @@ class RunMachine(Evaluations):
         is_last = ledger.version >= self.rules.rounds
         released = self.invitations.release_after_commit(round_.record, now, is_last=is_last)
         return (*effects, *released, *self._evaluate(now), *self._next_round_or_end())
+
+    def _keep_noise(self, commit: Commit) -> None:
+        """Keep the identity of a version's noise as long as later versions take parts of it off again."""
+        if (privacy := self.rules.privacy) is not None and privacy.earlier:
+            row = NoiseRow(commit.round_id, self.ledger.model_digest, set_digest(commit.used))
+            self.ledger.noises = (row, *self.ledger.noises)[: len(privacy.earlier)]
 
     def _pace(self, round_: OpenRound, commit: Commit) -> None:
         """Add the updates that are in the model to the pacer: a superseded update is in none."""
@@ -543,13 +557,15 @@ class RunMachine(Evaluations):
     def _why_budget_is_spent(self) -> str:
         """Return why no further round keeps the budget: with it, the quorum would need a spent client; empty: one does.
 
-        Members that are away count as long as they may be used: the round waits for them.
+        Members that are away count as long as they may be used: the round waits for them. So do updates that wait for a
+        buffer: they are charged.
         """
         privacy, membership = self.rules.privacy, self.ledger.membership
         quorum = self.rules.policy.quorum_count
-        if privacy is None or membership.num_with_budget >= quorum:
+        if privacy is None:
             return ""
-        if len(membership.members) < quorum and not membership.is_unseen_spent:
+        apart, usable = membership.num_apart(self.ledger.version)  # no version follows in which the others are
+        if usable + len(self.ledger.waiting) >= quorum or (apart < quorum and not membership.is_unseen_spent):
             return ""
         return privacy.cause_of_end(membership.most_spent, self.ledger.version)
 

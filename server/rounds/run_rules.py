@@ -11,7 +11,13 @@ from typing import Literal
 from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import Version
 from atoll.server.rounds.policy import StragglerPolicy
-from atoll.server.rounds.privacy_rules import ExampleRules, PrivacyRules, SharedRules
+from atoll.server.rounds.privacy_rules import (
+    CorrelatedRules,
+    ExampleRules,
+    PrivacyRules,
+    SharedExampleRules,
+    SharedRules,
+)
 from atoll.server.rounds.secure_rules import SecureRules
 
 Source = Literal["server", "clients"]
@@ -112,7 +118,7 @@ class RunRules:
     releases."""
     secure: SecureRules | None = None
     """The rules of secure sums; None: updates are sent plain."""
-    privacy: ExampleRules | SharedRules | PrivacyRules | None = None
+    privacy: SharedExampleRules | ExampleRules | SharedRules | CorrelatedRules | PrivacyRules | None = None
     """The rules of differential privacy; None: no noise is added."""
 
     @property

@@ -176,7 +176,9 @@ def why_not(membership: Membership, client_id: ClientId) -> str:
     if trouble is not None and trouble.rest_until:
         many = f"{trouble.failures} failures in a row, the last " if trouble.failures > 1 else ""
         return f"not invited for a while after {many}{trouble.reason}"
-    return ""
+    if member.is_spent:
+        return "without a privacy budget for another round"
+    return f"apart from its last use until version {member.apart_until}" if member.apart_until else ""
 
 
 def named(clients: Iterable[ClientId]) -> str:

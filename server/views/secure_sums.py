@@ -1,6 +1,7 @@
-"""Secure sums in words: the lines of a run's log, and the sentences of a round's record. Pure."""
+"""Secure sums in words and as rows: the lines of a run's log, the sentences of a round's record, the stages. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from atoll.ground.printable import conclusion, count_of
 from atoll.protocol.secure.messages import Boxes, Opening, Question, Roster, Survivors
@@ -178,3 +179,37 @@ def _why_not(member: MemberRecord) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+# ---------------------------------------------------------------- the stages
+
+
+def sums_of(records: Iterable[RoundRecord]) -> list[dict[str, Any]]:
+    """Return a row for each secure sum of rounds, in their order, with the members that sent each message."""
+    return [row for record in records for row in _sums_of_round(record)]
+
+
+def _sums_of_round(record: RoundRecord) -> Iterator[dict[str, Any]]:
+    by_session: dict[int, list[MemberRecord]] = {}
+    for client in record.clients.values():
+        if client.sum is not None:
+            by_session.setdefault(client.sum.session, []).append(client.sum)
+    for each in record.sums:
+        members = by_session.get(each.session, [])
+        yield {
+            "round": record.round_id,
+            "session": each.session,
+            "attempt": each.attempt,
+            "stage": each.stage,
+            "members": each.num_members or len(members),
+            "threshold": each.threshold,
+            "sent": {
+                field.removesuffix("_at"): sum(getattr(member, field) is not None for member in members)
+                for field, _ in STEPS
+            },
+            "left": sum(bool(member.left) for member in members),
+            "left_out": [str(name) for name in each.left_out],
+            "wrong": [str(name) for name in each.wrong],
+            "is_dropped": each.is_dropped,
+            "detail": each.detail,
+        }

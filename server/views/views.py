@@ -29,13 +29,12 @@ from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.waiting import TOO_FEW, Missing, wait_of, what_a_pause_waits_for, what_a_run_waits_for
 from atoll.server.statistics import results
 from atoll.server.views import clients, message_views
-from atoll.server.views.alerts import RunNow, alerts_of
 from atoll.server.views.history import History, Measured, Numbered
 from atoll.server.views.pages import LOOKED_AT_MAX, fits_round, page
 from atoll.server.views.privacy import NOTE, guarantee_of
+from atoll.server.views.secure_sums import sums_of
 from atoll.server.views.sentences import as_json
 from atoll.server.views.sites import measurements, meshes, sites
-from atoll.server.views.sums import sums_of
 from atoll.server.views.thinning import POINTS_MAX, thinned_metrics
 from atoll.task.metrics import LEFT_OUT, values
 from atoll.tensors.safetensors_header import read_header
@@ -453,6 +452,8 @@ def _sums(history: History, row: RunRow, most: int) -> list[Document]:
 
 
 def _alerts(history: History) -> list[Document]:
+    from atoll.server.views.alerts import RunNow, alerts_of  # a coordinator itself makes no view
+
     rows = history.runs()
     free_since = max((row.ended_at for row in rows if row.ended_at is not None), default=0.0)  # a queued run began then
     runs = [

@@ -61,7 +61,9 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask, read: ReadFacts | N
     fleet = or_faults(lambda: file.devices.of(names, seed=file.seed), faults)
     faults += _cohort_faults(file, len(names))
     faults += faults_of_noise_cohort(file.run, file.simulation.noise_cohort_size)
-    faults += file.privacy.faults_of_delta(len(names)) if file.privacy is not None else ()
+    if file.privacy is not None:
+        faults += file.privacy.faults_of_delta(len(names))
+        faults += file.privacy.faults_of_separation(len(names), file.run.round.cohort_size)
     if faults or sampler is None or training is None or attacked is None or fleet is None:
         raise ConfigError(list(dict.fromkeys(faults)))  # two parts may have found the same fault
     adversary, poisoned, disclosure = attacked

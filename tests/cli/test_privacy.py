@@ -125,6 +125,21 @@ def test_a_preview_is_the_simulation_of_the_task_with_the_plan_and_without_priva
 
 
 @pytest.mark.slow
+def test_a_preview_of_correlated_noise_has_a_cohort_for_each_version_of_its_separation() -> None:
+    engine = {"simulation.engine": "sequential"}
+    sizes = {"rounds": 3, "cohort_size": 2, "clip_norm": 0.5, "delta": 1e-6, "epsilon": 300.0}
+    found = atoll.privacy_plan(**sizes, mechanism="correlated", separation=2, simulate=line_task.task, set=engine)
+    assert found.preview is not None
+    private = {name: sizes[name] for name in ("epsilon", "delta", "clip_norm")} | {"mechanism": "correlated"}
+    private |= {"separation_min": 2, "noise_multiplier": found.noise_multiplier}
+    settings = {**engine, "aggregation.weighting": "uniform", "round.cohort_size": 2}
+    settings |= {f"privacy.{name}": value for name, value in private.items()}
+    run = atoll.simulate(line_task.task, rounds=3, clients=4, set=settings, progress=False)
+    assert found.preview["private"] == tuple(run.rounds.column("server.accuracy"))
+    assert found.preview["epsilon"] == pytest.approx(300.0)
+
+
+@pytest.mark.slow
 def test_a_preview_with_fewer_clients_has_the_noise_of_the_plan() -> None:
     arguments = ("--delta", 1e-6, "--epsilon", 8, "--rounds", 2, "--cohort-size", 100, "--simulate", TASK)
     given = ("--set", "round.cohort_size=4", "--set", "population.kind='natural'")
@@ -224,9 +239,13 @@ BAD = {
         ("--delta", 1e-6, "--epsilon", 1, "--uses", 1, "--noise-by", "me", "--bits", 16),
         ["--noise-by: got 'me'; allowed: coordinator, clients", "--bits: got 16; allowed: 32, 64"],
     ),
+    "more correlated rounds than a run may have": (
+        ("--delta", 1e-5, "--epsilon", 1, "--mechanism", "correlated", "--separation", 2, "--rounds", 2001),
+        ["--rounds: got 2001; allowed with correlated noise: 1 to 2000"],
+    ),
     "correlated rounds": (
-        (*OF_12, "--mechanism", "correlated", "--separation", 2, "--clients", 99, "--simulate", "x:y"),
-        ["--clients", "--simulate", "--noise-by"],
+        (*OF_12, "--mechanism", "correlated", "--separation", 2, "--clients", 99),
+        ["--clients", "--noise-by"],
     ),
     "more uses than rounds": (("--delta", 1e-5, "--epsilon", 1, "--uses", 9, "--rounds", 5), ["--uses"]),
 }

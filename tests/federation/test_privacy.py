@@ -3,6 +3,7 @@
 import hashlib
 import json
 import subprocess
+from itertools import pairwise
 
 import pytest
 
@@ -118,6 +119,29 @@ def test_a_coordinator_that_dies_in_its_fold_repeats_the_noise_and_refunds_nothi
     assert "clipped to a norm that is 0.5 at first and follows the quantile 0.5 of their lengths" in said
     assert "epsilon" in listed.splitlines()[0]
     assert "loss" not in json.dumps(run["metrics"]), "no metric of the training is kept"
+
+
+@pytest.mark.long
+def test_a_coordinator_that_dies_in_its_fold_takes_off_the_same_noise_of_earlier_versions(tmp_path):
+    """The third version has noises of the first two, which are drawn again from the journal's ledger."""
+    apart = {"rounds": 4, "round__cohort_size": 2, "round__min_available": 2, "privacy__participations_max": 2}
+    settings = SETTINGS | apart | {"privacy__mechanism": "correlated", "privacy__separation_min": 2}
+    with federation(tmp_path, task=TASK) as it:
+        it.coordinator(**settings, privacy__bands=3, environment={"ATOLL_CRASH_AT": "aggregate.after_fold:3"})
+        for site in line_task.SITES:
+            it.agent(site, threads=1)
+        it.running["coordinator"].wait()
+        written = of_version(it, 3)
+        assert written
+        it.start("coordinator", "coordinator", "--state", it.state, "--set", f"coordinator.listen={it.address}")
+        it.wait_for(lambda: str(it.history().run("private-1").state) == "finished")
+        run, guarantee = it.show("run", "show", "private-1"), it.show("privacy", "show", "private-1")
+        members = [{*it.show("round", "show", str(number), "--run", "private-1")["clients"]} for number in (1, 2, 3, 4)]
+        assert of_version(it, 3) == written, "the noises of the last versions have the same bits"
+    assert run["version"] == 4
+    assert all(len(one) == 2 and not one & other for one, other in pairwise(members))
+    assert (guarantee["mechanism"], guarantee["separation"], guarantee["uses"]) == ("correlated", 2, 2)
+    assert guarantee["epsilon"] == pytest.approx(6.0, abs=1e-6)
 
 
 @pytest.mark.long

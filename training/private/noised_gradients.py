@@ -26,8 +26,8 @@ class NoisedGradients:
     Args:
         gradients: the clipped sums of example gradients.
         key: 32 bytes, secret, of one training.
-        std: standard deviation of the noise of a sum, z C.
-        expected: q N, the expected number of examples.
+        std: standard deviation of the noise of a sum, z C; 0: the clients add it to the sum of their updates.
+        expected: q N, the expected number of examples; with noise by the clients the batch of the run.
         at_once: most rows of one pass; None: all rows of a batch.
     """
 
@@ -49,7 +49,8 @@ class NoisedGradients:
         """
         size = max(1, rows if self._at_once is None else self._at_once)
         sums = sum_in_passes(self._gradients, inputs, targets, rows, size)
-        add_noise(sums, self._key, self.step, self._std)
+        if self._std:  # else the clients add it to the sum of their updates
+            add_noise(sums, self._key, self.step, self._std)
         self.step += 1
         for name, parameter in self._gradients.parameters.items():
             parameter.grad = (sums[name] / self._expected).to(parameter.dtype)

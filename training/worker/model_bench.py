@@ -209,7 +209,7 @@ class ModelBench:
         A model is tried once with each task and clip norm: what the trial finds does not depend on its values.
         """
         task = self._here.task
-        is_tried = self._tried is not None and self._tried.fits(task, model, terms.clip_norm)
+        is_tried = self._tried is not None and self._tried.fits(task, model, terms.example_norm)
         tried = self._tried if is_tried else None
         private = PrivateSteps(
             terms,
@@ -221,7 +221,7 @@ class ModelBench:
             seed=request["seed"],
             gradients=None if tried is None else tried.engine,
         )
-        self._tried = _Tried(task, model, terms.clip_norm, private.engine)
+        self._tried = _Tried(task, model, terms.example_norm, private.engine)
         return private
 
     def evaluate(self, arrays: Received, request: Json) -> Statistics | str:

@@ -179,7 +179,8 @@ def leaving(
     """Return the entries of an update that leaves, or why it may not.
 
     An update that has left may leave again. Another one of a round of which one has left spends as the round's newest
-    training did: two noises on the same data tell more than one.
+    training did: two noises on the same data tell more than one. Of a sample whose noise the clients share no other one
+    may leave.
     """
     entries: list[Entry] = []
     number = accounts.num_entries
@@ -198,6 +199,11 @@ def leaving(
         open_ones = [charged_by for charged_by, _ in charges if charged_by not in account.updates]
         if not open_ones:
             again = charges[-1][1]
+            if (again.charge.unit, again.charge.noise_by) == ("example", "clients"):
+                return [], (
+                    f"another update of round {work.round}, of the sample of examples of the one that has left: two "
+                    "noises on one sample cost more than two steps"
+                )
             if fault := account.objection(budget, again.charge):
                 return [], f"another update of round {work.round}: {fault}"
             entries.append(Entry(budget.name, Charged(at, again.work, again.charge)))

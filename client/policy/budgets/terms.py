@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.client.policy.budgets.entries import NOISE_MAX, NOISE_MIN, RATE_MIN, STEPS_MAX
+from atoll.client.policy.run_terms import NORM_MAX, NORM_MIN, number_of
 from atoll.ground.printable import count_of
 from atoll.protocol.privacy.composition import Steps
 from atoll.protocol.privacy.guarantee import NoiseBy, Unit
@@ -27,8 +28,6 @@ PREFIX = "privacy."
 
 WITHOUT = "without differential privacy (no [privacy] of the run)"
 
-NORM_MIN, NORM_MAX = 1e-9, 1e9
-"""Ends of the clip norms."""
 ROUNDS_MAX = 10**6
 """Rounds of a schedule of which the most steps are taken."""
 
@@ -36,6 +35,7 @@ _KNOWN = {
     "unit",
     "noise_by",
     "mechanism",
+    "separation_min",
     "sample_rate",
     "noise_multiplier",
     "clip_norm",
@@ -44,8 +44,11 @@ _KNOWN = {
     "epsilon",
     "delta",
     "participations_max",
+    "batch",
+    "bits",
 }
-_PARTIES: dict[Unit, NoiseBy] = {"client": "coordinator", "example": "site"}
+_PARTIES: dict[Unit, tuple[NoiseBy, ...]] = {"client": ("coordinator",), "example": ("site", "clients")}
+"""The parties that may add the noise, the first if the terms name none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +88,22 @@ def spending_of(local: str) -> Spending:
     unit = terms.get("unit")
     if not isinstance(unit, str) or unit not in _PARTIES:
         raise ValueError(f"with an unknown unit: {PREFIX}unit is {unit!r}")
-    noise_by = terms.get("noise_by", _PARTIES[unit])
-    if noise_by != _PARTIES[unit]:
-        raise ValueError(f"with noise by {noise_by!r} for one {unit}: allowed is {_PARTIES[unit]!r}")
-    if (mechanism := terms.get("mechanism", "gaussian")) != "gaussian":
+    noise_by = terms.get("noise_by", _PARTIES[unit][0])
+    if noise_by not in _PARTIES[unit]:
+        allowed = ", ".join(map(repr, _PARTIES[unit]))
+        raise ValueError(f"with noise by {noise_by!r} for one {unit}: allowed is {allowed}")
+    mechanism = terms.get("mechanism", "gaussian")  # all rounds of correlated noise are one use: each is charged as it
+    if mechanism != "gaussian" and (mechanism, unit) != ("correlated", "client"):
         raise ValueError(f"with {PREFIX}mechanism = {mechanism!r}, which this Atoll cannot charge")
     if (clip := terms.get("clip", "fixed")) not in ("fixed", "adaptive"):
         raise ValueError(f"with {PREFIX}clip = {clip!r}, which this Atoll cannot charge")
-    z = _number(terms, "noise_multiplier", NOISE_MIN, NOISE_MAX)
-    _number(terms, "clip_norm", NORM_MIN, NORM_MAX)
+    z = number_of(terms, "noise_multiplier", NOISE_MIN, NOISE_MAX)
+    number_of(terms, "clip_norm", NORM_MIN, NORM_MAX)
     if unit == "client":  # with an adaptive clip, the sum and the count of short updates are one use of z together
         return Spending(unit, noise_by, (Steps(z, 1.0, 1),))
-    rate = _number(terms, "sample_rate", RATE_MIN, 1.0)
-    return Spending(unit, noise_by, (Steps(z, rate, _steps(table, rate)),))
+    rate = number_of(terms, "sample_rate", RATE_MIN, 1.0)
+    steps = 1 if noise_by == "clients" else _steps(table, rate)  # whatever else the run gives
+    return Spending(unit, noise_by, (Steps(z, rate, steps),))
 
 
 def spending_inside(privacy: str) -> Spending | None:
@@ -112,19 +118,11 @@ def spending_inside(privacy: str) -> Spending | None:
     Raises:
         ValueError: the noise is out of range.
     """
-    if (terms := read_privacy(privacy)) is None:
+    terms = read_privacy(privacy)
+    if terms is None or terms.unit == "example":  # whose spending the values for the task tell
         return None
-    z = _number({"noise_multiplier": terms.noise_multiplier}, "noise_multiplier", NOISE_MIN, NOISE_MAX)
+    z = number_of({"noise_multiplier": terms.noise_multiplier}, "noise_multiplier", NOISE_MIN, NOISE_MAX)
     return Spending("client", terms.noise_by, (Steps(z, 1.0, 1),))
-
-
-def _number(terms: Mapping[str, Any], name: str, least: float, most: float) -> float:
-    found: Any = terms.get(name)
-    is_number = isinstance(found, int | float) and not isinstance(found, bool)
-    if not is_number or not least <= found <= most:  # NaN is not
-        what = "without" if found is None else f"with {found!r} as"
-        raise ValueError(f"{what} {PREFIX}{name}: allowed is a number in {least:g}..{most:g}")
-    return float(found)
 
 
 def _steps(table: Mapping[str, Any], rate: float) -> int:

@@ -60,7 +60,7 @@ class PrivateTrainer(BatchTrainer):
     def __init__(self, training: Training, *, at_once: int | None = None, kind: str | None = None) -> None:
         terms = PrivateTerms.read(Given.read(training.overrides).private)
         assert terms is not None
-        self._terms = terms
+        self._terms, self._rounding_fault = terms, ""
         super().__init__(training, at_once=at_once, kind=kind)
 
     # ------------------------------------------------------------ the choice
@@ -88,7 +88,7 @@ class PrivateTrainer(BatchTrainer):
             targets=targets,
             rows=len(inputs),
         )
-        alone, faults = choose(trial, self._terms.clip_norm)
+        alone, faults = choose(trial, self._terms.example_norm)
         if alone is None:
             raise CannotBatch("; ".join(faults))
         reasons = []
@@ -136,15 +136,21 @@ class PrivateTrainer(BatchTrainer):
         if others := sorted(trained.symmetric_difference(name for name, _, _ in self._places)):
             raise CannotBatch(f"{', '.join(others)}: a trained parameter that is not exchanged")
         stack = Stack(self._local, self._places, self.at_once, self._training.device)
-        sums = KINDS[kind](model, self._task.loss, self._terms.clip_norm)
+        sums = KINDS[kind](model, self._task.loss, self._terms.example_norm)
         self._net = self._private = PrivateNet(sums, model, stack)
         self.kind = kind
 
     # ------------------------------------------------------------ the steps
 
+    def begin(self, version: Arrays, number: int = 0) -> None:
+        """Set the version that the next clients train from."""
+        super().begin(version, number)
+        trained = (torch.from_numpy(self._version[name]) for name, _, _ in self._places if name in self._version)
+        self._rounding_fault = self._terms.rounding_fault(trained)
+
     def _examples_of(self, job: Job) -> Examples:
         examples = super()._examples_of(job)
-        if fault := delta_fault(self._terms.delta, examples.count):
+        if fault := delta_fault(self._terms.delta, examples.count) or self._rounding_fault:
             raise TaskBroken(fault)
         return examples
 
@@ -163,8 +169,9 @@ class PrivateTrainer(BatchTrainer):
             inputs, targets = (each[rows] for each in tensors)
             is_real = torch.arange(rows.shape[1]) < torch.from_numpy(batch.sizes)[:, None]
             sums = net.sums.sums(net.stack.weights, inputs, targets, is_real.to(rows.device))
-            add_noise_of_each(sums, [each.noise for each in draws], step, terms.noise_multiplier * terms.clip_norm)
-            net.descend(sums, torch.tensor([each.expected for each in draws], dtype=torch.float64))
+            if terms.std:  # else the clients add it to the sum of their updates
+                add_noise_of_each(sums, [each.noise for each in draws], step, terms.std)
+            net.descend(sums, torch.tensor(schedule.divisors[: len(draws)], dtype=torch.float64))
         return None
 
     def _num_steps(self, job: Job, examples: Examples) -> int:
@@ -206,11 +213,11 @@ class PrivateNet:
         """Set the weights of a new group of clients; see `Stack.begin`."""
         self.stack.begin(start, corrections, clients=clients, length=length)
 
-    def descend(self, sums: Gradients, expected: torch.Tensor) -> None:
-        """Make a step of all clients with the noised sums over the expected numbers of examples (m,)."""
+    def descend(self, sums: Gradients, divisors: torch.Tensor) -> None:
+        """Make a step of all clients with the sums over their divisors (m,)."""
         for name, each in sums.items():
-            divisors = expected.to(each.device).view(-1, *(1 for _ in each.shape[1:]))
-            self.stack.put(name, (each / divisors).to(self.stack.weights[name].dtype))
+            of_each = divisors.to(each.device).view(-1, *(1 for _ in each.shape[1:]))
+            self.stack.put(name, (each / of_each).to(self.stack.weights[name].dtype))
         self.stack.step()
 
 
@@ -246,6 +253,7 @@ class PrivateSchedule:
             Draws.of(training_key({"seed": jobs[index].seed}), examples[index].count, terms.sample_rate)
             for index in self.order
         ]
+        self.divisors = [terms.divisor(each.count) for each in self._chosen]
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the samples of all steps, each client's rows beyond its sample being those of any example."""

@@ -11,7 +11,16 @@ from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import fold
-from atoll.aggregation.noise.private_sum import PrivateSum, clip_to, exponent_of, fault_of_sum
+from atoll.aggregation.noise.private_sum import (
+    GRID_BITS,
+    PrivateSum,
+    clip_to,
+    deviation_of,
+    exponent_of,
+    fault_of_sum,
+    rounded_parts,
+)
+from atoll.protocol.privacy.correlated import inverse_of, inverse_square_root, squares_by_uses
 from atoll.tensors import pieces as cuts
 from atoll.tensors import safetensors_file
 from atoll.tensors.layout import Tensor, in_order
@@ -69,6 +78,56 @@ def test_noise_too_large_for_its_grid_and_too_little_for_its_sum_are_refused() -
         clip_to(1.0, exponent_of(1e6), 25_000_000)
     assert fault_of_sum(1000, 1.0) == ""
     assert "leaves the 52 bits" in fault_of_sum(10_000_000, 0.001)
+
+
+@pytest.mark.parametrize("uses", [1, 3])
+def test_noises_with_the_same_releases_are_within_the_distance_that_the_deviation_is_for(uses: int) -> None:
+    """Sums with a client whose updates have one direction, and without it; all in steps of the grid."""
+    rounds, apart, bands, values, clip, z = 9, 3, 4, 4, 1000, 2.0**19
+    d, most = inverse_square_root(bands), 3
+    c = inverse_of(d, rounds)
+    squares = squares_by_uses(c, rounds, apart, most)
+    exact = z * math.sqrt(squares[-1]) * clip
+    assert exponent_of(exact) == 0, "so that distances are in whole steps"
+    rounding = rounds, math.fsum(c) * math.sqrt(squares[-1] / squares[0])
+    share = math.sqrt(squares[uses - 1] / squares[-1])  # of the distance, as the rules account
+    bound = deviation_of(exact, z, values, rounding) / z * share
+    rng, longest = np.random.default_rng(uses), 0.0
+    for _ in range(300):
+        sums = rng.integers(-(2**40), 2**40, (rounds, values))
+        others = sums.copy()
+        others[[apart * use for use in range(uses)], rng.integers(values)] -= clip
+        noises = np.rint(rng.standard_normal((rounds, values)) * exact).astype(np.int64)
+        moved = np.zeros_like(noises)
+        for t in range(rounds):
+            release = sums[t] + noises[t] + _parts(noises, d, t)
+            moved[t] = release - others[t] - _parts(moved, d, t)
+        longest = max(longest, math.sqrt(float(((moved - noises) ** 2).sum())))
+    assert exact / z * share < longest <= bound, "rounding costs something, and not more than the deviation has"
+
+
+def _parts(noises: np.ndarray, d: tuple[float, ...], t: int) -> np.ndarray:
+    return rounded_parts(((noises[t - j], d[j]) for j in range(1, min(len(d), t + 1))), noises.shape[1])
+
+
+def test_what_rounding_costs_is_counted_on_the_coarser_grid_that_it_makes() -> None:
+    below = math.nextafter(2.0, 0.0)
+    found = deviation_of(below, 1.0, 100, (4, 2.0))
+    assert exponent_of(found) == exponent_of(below) + 1
+    assert found - below >= 1.0 * 2.0 * math.sqrt(400) * 2.0 ** exponent_of(found)
+    assert deviation_of(1.5, 1.0, 100, (4, 2.0)) - 1.5 == pytest.approx(40 * 2.0**-GRID_BITS, rel=2e-3)
+    assert deviation_of(1.5, 3.0, 10**9, (0, 0.0)) == 1.5
+    with pytest.raises(ValueError, match="rounding would add more than 25% to it"):
+        deviation_of(1.0, 1000.0, 10**12, (2000, 10.0))
+
+
+def test_parts_of_earlier_noises_are_added_and_the_same_however_they_are_cut() -> None:
+    keys, size = [bytes([number] * 32) for number in (1, 2)], BLOCK + 50
+    both = PrivateSum(0.7, 10, KEY, ((keys[0], -0.5), (keys[1], -0.125)))
+    whole = both.noise("w", size, 0, size)
+    assert np.array_equal(both.noise("w", size, BLOCK - 5, BLOCK + 5), whole[BLOCK - 5 : BLOCK + 5])
+    new, last, before = (PrivateSum(0.7, 10, key).noise("w", size, 0, size) for key in (KEY, *keys))
+    assert np.abs(whole - (new - 0.5 * last - 0.125 * before)).max() <= 0.5
 
 
 def _round(folder: Path, number: int = 5) -> list[Weighted]:

@@ -11,9 +11,7 @@ A coordinator and twenty agents train until their run is finished. Three lines o
 
 The run needs ten of them. At the end it must be finished, every update that an agent was told is accepted must be in
 exactly one version or have its reason in a record, and the coordinator must be no larger in its last part than in its
-first one. A dashboard runs beside it, is told of news as a browser is, and reads its page at each: a commit must be on
-the page at most a second after it was durable (p99; while the coordinator is down, nothing is). The last line is JSON;
-exit code 1: something is wrong.
+first one. The last line is JSON; exit code 1: something is wrong.
 """
 
 import argparse
@@ -21,7 +19,6 @@ import json
 import re
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -29,9 +26,6 @@ from pathlib import Path
 
 from atoll.protocol.vocabulary import Phase
 from benchmarks import reaper
-from benchmarks.pages import Session
-from benchmarks.processes import NotMeasured, Usage
-from benchmarks.report import percentile
 from tests.federation.bad_luck.judgement import faults_of, report, write_task
 from tests.federation.processes import Federation, ended_after
 
@@ -53,34 +47,6 @@ GROWTH_MAX, WARM_S, JUDGED_S = 1.15, 600.0, 3600.0
 `WARM_S`, as an importing process grows, and a soak that is shorter than `JUDGED_S` has too few of them [s]."""
 
 
-BEHIND_S = 1.0
-"""Longest time from a commit to the page that has it, p99 [s]."""
-
-
-class Reader(threading.Thread):
-    """A tab of a browser: it reads the run's page at news, and notes when each version is first on it."""
-
-    def __init__(self, link: str, run: str) -> None:
-        super().__init__(daemon=True)
-        self._session, self._run = Session(link), run
-        self.seen: dict[int, float] = {}
-        """The instant at which a version was first on the page [s since the epoch]."""
-        self.fault = ""
-
-    def run(self) -> None:
-        """Read until the dashboard ends."""
-        line = self._session.stream(self._run)
-        try:
-            while got := line():
-                if got.startswith(b"data: "):
-                    found = re.search(rb"version (\d+) of", self._session.read(f"/runs/1/{self._run}"))
-                    now = time.time()
-                    for version in range(max(self.seen, default=0) + 1, int(found[1]) + 1 if found else 0):
-                        self.seen[version] = now
-        except (OSError, NotMeasured) as error:
-            self.fault = f"the dashboard has failed its reader: {error}"
-
-
 class Soak(Federation):
     """The federation with its drills."""
 
@@ -93,9 +59,6 @@ class Soak(Federation):
         self.memory: list[tuple[float, int]] = []
         """Size of the coordinator [MB] at instants since the begin [s]."""
         self._down: dict[str, float] = {}
-        self.reader: Reader | None = None
-        self.dashboard_mb: list[int] = []
-        """Size of the dashboard [MB] at instants in their order."""
 
     def begin(self) -> None:
         """Start everything."""
@@ -157,7 +120,6 @@ class Soak(Federation):
             if now - sampled_at >= 5.0:
                 sampled_at = now
                 self._sample(now)
-                self._look()
             time.sleep(0.1)
 
     def _sample(self, now: float) -> None:
@@ -168,25 +130,6 @@ class Soak(Federation):
             return
         if now - self.begun >= WARM_S and (found := re.search(r"VmRSS:\s+(\d+)", status)):
             self.memory.append((round(now - self.begun), int(found[1]) // 1000))
-
-    def _look(self) -> None:
-        """Begin to read once the run exists, and note the memory of the dashboard."""
-        if "dashboard" not in self.running:
-            command = ("dashboard", self.state, "--listen", "127.0.0.1:0")
-            self.start("dashboard", *command, XDG_RUNTIME_DIR=str(self.folder))
-        elif self.reader is None and (found := re.search(r"^http://\S+/login\S+", self.log("dashboard"), re.MULTILINE)):
-            self.reader = Reader(found[0], RUN)
-            self.reader.start()
-        if self.running["dashboard"].poll() is None:
-            self.dashboard_mb.append(Usage.of(self.running["dashboard"].pid).rss_bytes // 1_000_000)
-
-    @property
-    def behind(self) -> list[float]:
-        """The seconds from each commit to the page, of the versions committed since the reader began."""
-        seen = {} if self.reader is None else self.reader.seen
-        first = min(seen.values(), default=0.0)
-        committed = {record.version: record.ended_at for record in self.history().rounds(RUN)}
-        return [at - ended for version, at in seen.items() if (ended := committed.get(version)) and ended > first]
 
     @property
     def growth(self) -> float:
@@ -211,12 +154,6 @@ class Soak(Federation):
         yield from faults_of(self, RUN, SITES, rounds=self.rounds_wanted, told={})
         if self.growth > GROWTH_MAX:
             yield f"the coordinator's memory has grown to {self.growth:.2f} of what it was"
-        if self.reader is None or self.reader.fault:
-            yield "the dashboard was not read" if self.reader is None else self.reader.fault
-        elif len(self.behind) < len(self.history().rounds(RUN)) // 2:
-            yield f"the dashboard has shown {len(self.behind)} commits as they came"
-        elif (behind := percentile(self.behind, 0.99)) > BEHIND_S:
-            yield f"the dashboard was {behind:.2f} s behind"
         if not self.done["killed"] or not self.done["late: cut"]:
             yield "no process was killed, or no line was cut"
 
@@ -242,8 +179,6 @@ def main() -> int:
             drills=dict(it.done),
             not_committed=late,
             memory_growth=round(it.growth, 3),
-            behind_s={f"p{share}": round(percentile(it.behind or [0.0], share / 100), 3) for share in (50, 99)},
-            dashboard_mb=(it.dashboard_mb[:1], it.dashboard_mb[-1:]),
             memory=it.memory[:: max(1, len(it.memory) // 40)],
         )
 

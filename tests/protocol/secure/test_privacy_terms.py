@@ -47,7 +47,7 @@ def test_each_change_is_another_approval_and_no_session_with_the_terms_before(na
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("unit", ["example", "", 1]),
+        ("unit", ["row", "", 1]),
         ("noise_by", ["site", None]),
         ("epsilon", ["", "7ff0000000000000", "7ff8000000000000", "0000000000000000", 8.0, "bff0000000000000"]),
         ("delta", ["3ff0000000000000", "0000000000000000"]),

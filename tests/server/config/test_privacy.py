@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import pytest
 
 from atoll.protocol.privacy.adaptive_clip import AdaptiveClip
-from atoll.protocol.privacy.gaussian import epsilon_of, mu_of
+from atoll.protocol.privacy.correlated import best_bands, inverse_square_root, sensitivity
+from atoll.protocol.privacy.gaussian import epsilon_of, mu_of, noise_multiplier_of
 from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.config.privacy import faults_of_layout
 from atoll.server.config.run import RunConfig, RunFile
 from atoll.server.config.run_changes import changed, differing_keys, with_noise
 from atoll.server.journal.codec import decode_rules, encode_rules
-from atoll.server.rounds.privacy_rules import SharedRules
+from atoll.server.rounds.privacy_rules import CorrelatedRules, SharedRules
 from atoll.tensors.layout import Tensor
 
 TEN = "round.cohort_size=10"
@@ -103,7 +104,7 @@ def test_numbers_that_promise_nothing_are_refused(key: str, value: str) -> None:
     assert fault.startswith(f"privacy.{key}: got {value}; allowed: ")
 
 
-@pytest.mark.parametrize("override", ['privacy.unit="site"', 'privacy.mechanism="correlated"'])
+@pytest.mark.parametrize("override", ['privacy.unit="site"', 'privacy.mechanism="trees"'])
 def test_what_is_not_built_is_refused(override: str) -> None:
     [fault] = faults_of([override])
     assert fault.startswith(override.partition("=")[0])
@@ -236,3 +237,75 @@ def test_settings_of_an_adaptive_clip_norm_are_refused_where_they_do_nothing_or_
         assert any(fault.startswith("privacy.clip: got ") for fault in faults), faults
     for setting in ("clip_quantile=1", "clip_learning_rate=0", "clip_sigma=-1", "clip_sigma=nan"):
         assert faults_of(['privacy.clip="adaptive"', f"privacy.{setting}"])[0].startswith(f"privacy.{setting[:9]}")
+
+
+CORRELATED = ['privacy.mechanism="correlated"', "privacy.separation_min=4"]
+
+
+def test_correlated_noise_is_of_all_rounds_together() -> None:
+    config = with_noise(run_with([*CORRELATED, "rounds=20"]))
+    of_run = config.rules.privacy
+    assert isinstance(of_run, CorrelatedRules)
+    assert of_run.noise_multiplier == noise_multiplier_of(of_run.epsilon, of_run.delta)
+    assert (of_run.rounds, of_run.apart, of_run.participations_max) == (20, 4, 5)
+    assert of_run.bands == best_bands(20, 4, 5)
+    scale = sensitivity(inverse_square_root(of_run.bands), 20, 4, 5)
+    assert of_run.sum_multiplier == pytest.approx(of_run.noise_multiplier * scale)
+    assert config.given["privacy.mechanism"] == "correlated"
+    assert config.given["privacy.separation_min"] == 4
+    assert config.privacy is not None
+    assert config.privacy.bands == of_run.bands, "a later Atoll may choose others"
+    assert decode_rules(encode_rules(config.rules), where="here") == config.rules
+    assert differing_keys(config, run_with([*CORRELATED, "rounds=20"])) == []
+
+
+def test_it_is_said_that_rounds_wait_for_clients_and_that_one_band_is_independent_noise() -> None:
+    [line] = [line for line in run_with([*CORRELATED, "rounds=20"]).notices if line.startswith("privacy.")]
+    assert line == "privacy.separation_min: rounds wait unless round.cohort_size times 4 clients or more take part"
+    apart = ["privacy.separation_min=1", "rounds=20"]
+    [line] = [line for line in run_with([*CORRELATED, *apart]).notices if line.startswith("privacy.")]
+    assert line.endswith('with one band, the best at a small separation, the noise is that of "gaussian"')
+    assert [*run_with([*CORRELATED, *apart, "privacy.bands=2"]).notices] == []
+
+
+def test_correlated_noise_that_rounding_would_make_much_longer_is_refused() -> None:
+    rules = run_with([*CORRELATED, "rounds=2000"]).rules.privacy
+    assert rules is not None
+    assert [*faults_of_layout([Tensor("w", "F32", (1000, 1000))], frozenset(), rules)] == []
+    [fault] = faults_of_layout([Tensor("w", "F32", (10**6, 10**6))], frozenset(), rules)
+    assert fault.startswith("privacy.noise_multiplier: correlated noise of 2000 rounds for updates of")
+
+
+WHY = 'privacy.mechanism: got "correlated", and with [privacy] '
+EXCLUDED = {
+    "privacy.separation_min=30": "privacy.separation_min: got 30, and the run has 20 rounds: allowed is 1 to 20",
+    "privacy.bands=25": "privacy.bands: got 25, and the run has 20 rounds: allowed is 1 to 20",
+    'privacy.clip="adaptive"': f"{WHY}its noise is computed for one clip norm",
+    "secure.clip_norm=1.0": f"{WHY}the noise of earlier rounds is not on the grid",
+    'privacy.noise_by="clients"': f"{WHY}shares of clients that are gone",
+    'privacy.unit="example"': f"{WHY}each site adds the noise of its own steps",
+    "rounds=3000": "rounds: got 3000, over which correlated noise is not computed: allowed is at most 2000",
+    "privacy.noise_multiplier=0.1": "privacy.noise_multiplier: got 0.1, and with [privacy] all rounds together cost",
+}
+
+
+@pytest.mark.parametrize("override", EXCLUDED)
+def test_what_correlated_noise_excludes_is_refused(override: str) -> None:
+    extra = ["privacy.sample_rate=0.1"] if "example" in override else []
+    faults = faults_of([*CORRELATED, "rounds=20", *extra, override])
+    assert any(fault.startswith(EXCLUDED[override]) for fault in faults), faults
+
+
+def test_settings_of_correlated_noise_are_refused_where_they_do_nothing_and_the_separation_is_named() -> None:
+    faults = faults_of(["privacy.separation_min=4", "privacy.bands=2"])
+    assert [fault.partition(":")[0] for fault in faults] == ["privacy.separation_min", "privacy.bands"]
+    [missing] = faults_of(['privacy.mechanism="correlated"'])
+    assert missing.startswith('privacy.separation_min: missing: privacy.mechanism = "correlated" needs it')
+
+
+def test_what_determines_correlated_noise_stays_at_a_resume() -> None:
+    config = with_noise(run_with([*CORRELATED, "rounds=20"]))
+    for override in ("rounds=30", "privacy.participations_max=2", "privacy.separation_min=2", "privacy.bands=1"):
+        with pytest.raises(ConfigError, match=f"--set: {override.partition('=')[0]}: "):
+            changed(config, [override], version=3)
+    assert changed(config, ["privacy.epsilon=9.0"], version=3).rules.privacy is not None

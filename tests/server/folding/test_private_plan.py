@@ -15,6 +15,7 @@ from atoll.tensors.layout import Tensor
 CLIENTS, SIGMA = 100, 5.0
 NORMS = [1.0] * 30 + [3.0] * 70
 BASE = Digest("0" * 64)
+LAYOUT = (Tensor("w", "F32", (10,)),)
 
 
 def private(adaptive: AdaptiveClip | None, noise: bytes = bytes(32)) -> Private:
@@ -28,11 +29,11 @@ def effect(name: str, clip_norm: float = 2.0) -> Aggregate:
 
 def test_the_sum_is_clipped_to_the_norm_of_the_round_and_its_noise_leaves_room_for_the_count() -> None:
     it = private(AdaptiveClip(0.5, 0.2, SIGMA, CLIENTS))
-    assert it.planned(effect("x"), BASE).deviation == pytest.approx(2.0 * 2.0412415, abs=1e-6)
-    assert it.planned(effect("x", 0.0), BASE).deviation == pytest.approx(2.0412415, abs=1e-6)
-    (kept, cut) = it.clip_factors([1.9, 4.0], (Tensor("w", "F32", (10,)),), 2.0)
+    assert it.planned(effect("x"), BASE, LAYOUT).deviation == pytest.approx(2.0 * 2.0412415, abs=1e-6)
+    assert it.planned(effect("x", 0.0), BASE, LAYOUT).deviation == pytest.approx(2.0412415, abs=1e-6)
+    (kept, cut) = it.clip_factors([1.9, 4.0], LAYOUT, 2.0)
     assert (kept, cut) == (1.0, pytest.approx(0.5, abs=1e-6))
-    assert private(None).planned(effect("x", 0.0), BASE).deviation == 2.0
+    assert private(None).planned(effect("x", 0.0), BASE, LAYOUT).deviation == 2.0
 
 
 def test_the_next_norm_follows_the_share_of_short_updates_with_the_noise_of_sigma() -> None:

@@ -59,7 +59,7 @@ def _same_noise_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Private,
         "planned",
-        lambda self, _effect, _base: PlannedNoise(
+        lambda self, _effect, _base, _layout: PlannedNoise(
             self.rules.noise_multiplier * self.rules.clip_norm, self.cohort_size, bytes(32).hex()
         ),
     )

@@ -209,3 +209,20 @@ def test_private_sums_have_the_same_noise_and_charges_both_ways(tmp_path):
     charges = [record.charge for record in records if record.charge is not None]
     assert [charge.charges for charge in charges] == [charge.clients for charge in charges]
     assert charges[-1].epsilon > charges[0].epsilon > 0
+
+
+@pytest.mark.slow
+def test_shared_noise_of_examples_is_the_same_both_ways(tmp_path):
+    """One step a round: fast and real sessions have one model, a charge of a step each, and noise in every sum."""
+    trace = trace_of(tmp_path, 0, clients=12)
+    drowsy = ("devices.latency_s=1.5", "devices.availability=trace", f"devices.awake_trace={trace}")
+    cohort = ("population.clients=12", "round.cohort_size=10", "round.quorum=7", "aggregation.weighting=uniform")
+    mechanism = ("privacy.sample_rate=0.5", "privacy.noise_multiplier=2.0", "privacy.batch=4", "privacy.clip_norm=0.5")
+    private = ("privacy.unit=example", "privacy.noise_by=clients", "privacy.epsilon=8.0", "privacy.delta=1e-3")
+    sums = ("secure.clip_norm=0.5", "rounds=3", "secure.stage_timeout=6", "local.max_steps=1", "optimizer.lr=0.1")
+    result, records = both(tmp_path, *cohort, *drowsy, *mechanism, *private, *sums, *SITES)
+    charges = [record.charge for record in records if record.charge is not None]
+    assert [charge.charges for charge in charges] == [charge.clients for charge in charges], "no attempt is repeated"
+    assert charges[-1].epsilon > charges[0].epsilon > 0
+    assert (result["privacy"]["unit"], result["privacy"]["noise_by"]) == ("example", "clients")
+    assert result["privacy"]["uses"] <= 3

@@ -47,6 +47,8 @@ TERMS: dict[str, Any] = {
     "privacy.delta": 1e-3,
 }
 """A third of the samples of the small clients are empty."""
+SHARED: dict[str, Any] = {"privacy.noise_by": "clients", "privacy.batch": 6.0, "privacy.bits": 32}
+"""Terms of a step whose noise the clients add in their secure sum."""
 
 
 def private(case: Case, **local: Any) -> Case:
@@ -60,6 +62,8 @@ CASES = [
     Case("mlp fedprox", local={"prox_mu": 0.5, "clip_norm": 0.5}),
     Case("mlp stopped early", steps=2),
     Case("mlp own head", local={"keep": "layers.1.*"}),
+    Case("mlp shared noise", local={**SHARED, "optimizer": "adamw", "lr": 0.3, "epochs": 2}),
+    Case("cnn shared noise", model=groupnorm_cnn, **{**IMAGES, "local": {**SHARED, "privacy.clip_norm": 0.1}}),
     Case("frozen mlp", model=frozen_mlp, travels="trained"),
     Case("groupnorm cnn", model=groupnorm_cnn, **IMAGES),
     Case("decoder", local={"max_steps": 3}, **WORDS),
@@ -167,6 +171,25 @@ def test_what_cannot_be_batched_is_refused_by_name_and_trained_alone(case: Case,
     choice = choose(training, {}, list(SIZES), name="batched", resources=Resources(workers=1))
     assert choice.engine.name == "sequential"
     assert re.match(f"not batched: {reason}", choice.reasons[0], re.S)
+
+
+def test_a_sample_without_any_row_is_no_step_where_the_clients_share_the_noise() -> None:
+    training = private(Case("mlp"), **SHARED, **{"privacy.sample_rate": 1e-9}).training()
+    version, jobs = first_version(training), [Job(site, seed=5) for site in SIZES]
+    for engine in (Batched(training), Sequential(training)):
+        for trained in all_trained(engine.train(version, jobs)):
+            assert not any(array.any() for array in trained.update.values())
+
+
+def test_a_batch_whose_rounding_takes_too_much_is_refused_by_both_engines_in_the_same_words() -> None:
+    training = private(Case("mlp"), **{**SHARED, "privacy.batch": 1e6}).training()
+    version, jobs = first_version(training), [Job("b", seed=1)]
+    said = []
+    for engine in (Batched(training), Sequential(training)):
+        with pytest.raises(ClientFailed, match=r"client b failed:(.|\n)*privacy.batch: got 1e\+06: rounding") as caught:
+            all_trained(engine.train(version, jobs))
+        said.append(str(caught.value).strip().splitlines()[-1])
+    assert said[0] == said[1]
 
 
 def test_a_delta_that_would_publish_an_example_of_a_client_is_refused_by_its_name() -> None:

@@ -2,7 +2,7 @@
 
 from atoll.protocol.vocabulary import ClientId, RoundId, Version
 from atoll.server.rounds.record import ClientRecord, MemberRecord, RoundRecord, SumRecord
-from atoll.server.views.sums import sums_of
+from atoll.server.views.secure_sums import sums_of
 
 
 def record() -> RoundRecord:
