@@ -127,9 +127,10 @@ bench-guard: setup # the speed of this checkout against an earlier commit, in tu
 bench-views: setup # each view of a run with a million members and 100,000 rounds: some minutes; VIEWS="--members 10000"
 	@$(BIN)/python -m benchmarks.views $(VIEWS)
 
-soak: setup # 20,000 seeded histories, 10,000 with secure sums; 10,000 schedules of secure rounds; 5,000 generated models in every plan, of which the refused are counted by reason
+soak: setup # 20,000 seeded histories, 10,000 with secure sums, 10,000 with budgets; 10,000 schedules of secure rounds; 5,000 generated models in every plan, of which the refused are counted by reason
 	$(BIN)/python -m tests.histories --seeds 20000
 	$(BIN)/python -m tests.histories --faults sums --seeds 10000
+	$(BIN)/python -m tests.histories --faults budgets --seeds 10000
 	$(BIN)/python -m tests.server.rounds.secure_schedules --seeds 10000
 	$(BIN)/python -W ignore -m tests.parallel.generated --models 5000
 
