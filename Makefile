@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 PEERS := .venv-peers/.installed
 BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation batched audit_log data_plane parts round_vs_flower hostile rotation ranks import_time startup trees large_client flower_app agent_memory sizing secure_mask privacy private_utility secure_mesh scrape shared_noise
 
-.PHONY: setup peers demo demo-large demo-private test test-fast test-long durations coverage test-parallel test-flower flower-table flower-strategy-tests test-cuda check format constraints proto docs notebooks bench bench-guard bench-views soak pages odd-tasks chaos-hour soak-live bad-week deaths fuzz papers mutants clean
+.PHONY: setup peers demo demo-large demo-private test test-fast test-long durations coverage test-parallel test-flower flower-table flower-strategy-tests test-cuda check format constraints proto docs notebooks bench bench-guard bench-views soak pages odd-tasks chaos-hour soak-live bad-week deaths fuzz papers mutants image-test slurm-test clean
 
 setup: $(STAMP)
 
@@ -127,9 +127,10 @@ bench-guard: setup # the speed of this checkout against an earlier commit, in tu
 bench-views: setup # each view of a run with a million members and 100,000 rounds: some minutes; VIEWS="--members 10000"
 	@$(BIN)/python -m benchmarks.views $(VIEWS)
 
-soak: setup # 20,000 seeded histories, 10,000 with secure sums; 10,000 schedules of secure rounds; 5,000 generated models in every plan, of which the refused are counted by reason
+soak: setup # 20,000 seeded histories, 10,000 with secure sums, 10,000 with budgets; 10,000 schedules of secure rounds; 5,000 generated models in every plan, of which the refused are counted by reason
 	$(BIN)/python -m tests.histories --seeds 20000
 	$(BIN)/python -m tests.histories --faults sums --seeds 10000
+	$(BIN)/python -m tests.histories --faults budgets --seeds 10000
 	$(BIN)/python -m tests.server.rounds.secure_schedules --seeds 10000
 	$(BIN)/python -W ignore -m tests.parallel.generated --models 5000
 
@@ -147,6 +148,12 @@ bad-week: setup # real processes with a week of bad luck, in less than ten minut
 
 papers: setup # the papers' tables in docs/papers.md; hours, of which MNIST (ATOLL_DATA) takes most
 	$(BIN)/python -m benchmarks.papers
+
+image-test: setup # builds the images of deploy/Containerfile from a Debian root, and runs a federation in them; ten minutes at first
+	$(BIN)/python -m pytest -q -n 0 tests/deploy/image.py
+
+slurm-test: setup # the batch scripts of deploy/slurm under a real Slurm of two nodes on loopback; five minutes
+	$(BIN)/python -m pytest -q -n 0 tests/deploy/slurm.py
 
 fuzz: setup # ten million mutated inputs for each parser: about an hour on two cores; FUZZ="--seed 7 --inputs 100000"
 	$(BIN)/python -m tests.fuzz $(FUZZ)

@@ -18,7 +18,7 @@ from atoll.protocol.wire.channel import is_wildcard, reached_as, server_options
 from atoll.server.audit.calls import CallAudit
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.hosting.coordinator import Coordinator
-from atoll.server.identity.enrolment_port import EnrolmentPort
+from atoll.server.identity.enrolment_port import SHORT_CALLS, EnrolmentPort
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.membership_services import MembershipService
@@ -28,12 +28,15 @@ from atoll.server.services.aggregation_service import AggregationService
 from atoll.server.services.coordinator_service import AdminService, CoordinatorService
 from atoll.server.transport.call_limits import CallLimits, Connections
 from atoll.server.transport.limits import Callers, calls_max, connections_max
+from atoll.server.transport.listener import cannot_listen
 from atoll.server.transport.shutdown import stop_servers
 
 CLOCKS = "clocks"
 """Name under which the health service reports whether the clocks agree."""
 ADMIN_CALLS_MAX = 100
 """Largest number of open calls at the operator's port."""
+PROBES_MAX = 32
+"""Largest number of open calls at the port for probes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class Ports:
     """The service of the operator's port."""
     keeper: Keeper | None = None
     """Keeper of the coordinator's credential; None: it has none."""
+    probes: tuple[grpc.aio.Server, str] | None = None
+    """The port for probes without TLS and its address; None: the settings name none."""
 
     @classmethod
     async def open(cls, coordinator: Coordinator, gate: Gate) -> "Ports":
@@ -86,9 +91,13 @@ class Ports:
             guard, audit = Guard(register), CallAudit(coordinator.audit)
             enrolment = _enrolment_port(config, members, guard, audit, address, admin_address)
             checks.append(await _add_health(enrolment.server, "Enrolment"))  # for probes, which have no certificate
+        probes = None
+        if config.health:
+            probes, service_checks = await _open_probes(config.health)
+            checks.append(service_checks)
         _report_clocks(coordinator, checks)
         keeper = members.keeper if members is not None else None
-        return cls(clients, admins, address, admin_address, enrolment, service, keeper)
+        return cls(clients, admins, address, admin_address, enrolment, service, keeper, probes)
 
     async def start(self) -> None:
         """Start answering calls, the operator's port first."""
@@ -96,12 +105,16 @@ class Ports:
         await self.clients.start()
         if self.enrolment is not None:
             await self.enrolment.start()
+        if self.probes is not None:
+            await self.probes[0].start()
 
     async def stop(self) -> None:
         """Stop all servers; calls that are open have a short grace period."""
         ends = [stop_servers((self.clients, self.address), (self.admins, self.admin_address))]
         if self.enrolment is not None:
             ends.append(self.enrolment.stop())
+        if self.probes is not None:
+            ends.append(stop_servers(self.probes))
         await asyncio.gather(*ends)
         await self.service.stop_reading()
 
@@ -149,6 +162,17 @@ async def _add_health(server: grpc.aio.Server, service: str) -> health.aio.Healt
     for name in ("", _full_name(service), CLOCKS):
         await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
     return checks
+
+
+async def _open_probes(listen: str) -> tuple[tuple[grpc.aio.Server, str], health.aio.HealthServicer]:
+    """Bind the port for probes: it has the health service alone, and neither TLS nor members."""
+    server = grpc.aio.server(options=[*server_options(), *SHORT_CALLS], maximum_concurrent_rpcs=PROBES_MAX)
+    checks = await _add_health(server, "Coordinator")
+    try:
+        bound = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise cannot_listen(listen) from error
+    return (server, f"{listen.rpartition(':')[0]}:{bound}"), checks
 
 
 def _report_clocks(coordinator: Coordinator, checks: Sequence[health.aio.HealthServicer]) -> None:

@@ -6,6 +6,7 @@ MEMBERSHIP, ROUND = "server/rounds/membership.py", "server/rounds/cohort_round.p
 OPEN, BUFFER = "server/rounds/open_round.py", "server/rounds/buffer_round.py"
 STEPS, NOISED = "training/private/local_steps.py", "training/private/noised_gradients.py"
 RUN, RULES, PLAN = "server/rounds/run_machine.py", "server/rounds/privacy_rules.py", "server/folding/plan.py"
+INTAKE, OF_WORLDS = "server/rounds/update_intake.py", ("tests/histories/test_budgets.py",)
 OF_CHARGES = ("tests/server/rounds/test_privacy.py",)
 OF_EXAMPLES, OF_STEPS = (
     ("tests/server/rounds/test_example_privacy.py",),
@@ -205,7 +206,7 @@ OF_PRIVACY = (
     Mutant(
         "privacy: the run does not end",
         RUN,
-        "        if usable >= quorum or (apart",
+        "        if usable + len(self.ledger.waiting) >= quorum or (apart",
         "        if usable >= 0 or (apart",
         "a run whose budget is spent opens rounds for ever",
         OF_CHARGES,
@@ -324,11 +325,43 @@ OF_PRIVACY = (
     ),
     Mutant(
         "privacy: a buffer charges nothing",
-        BUFFER,
-        "        self._charge([update.client_id])",
-        "        self._charge([])",
+        INTAKE,
+        "            self.ledger.membership.charge(update.client_id, self.rules.privacy)\n",
+        "            pass\n",
         "updates of an asynchronous run are free",
+        OF_WORLDS,
+    ),
+    Mutant(
+        "privacy: an update that waits for a buffer is free",
+        INTAKE,
+        "        if self.rules.privacy is not None:\n",
+        "        if self.rules.privacy is not None and isinstance(self.round, Buffer) and self.round.is_open:\n",
+        "what arrives while a buffer is aggregated is in the next one without a charge",
+        OF_WORLDS,
+    ),
+    Mutant(
+        "privacy: two updates of a client for its last use",
+        INTAKE,
+        "        if not ledger.membership.has_budget(update.client_id):",
+        "        if False:",
+        "a client that was invited twice is used beyond its budget",
+        OF_WORLDS,
+    ),
+    Mutant(
+        "privacy: a buffer does not tell its charges",
+        BUFFER,
+        "        self._note_charges(1)",
+        "        self._note_charges(0)",
+        "the audit log and the record have no charge of an asynchronous round",
         OF_EXAMPLES,
+    ),
+    Mutant(
+        "budget: no account is found ahead",
+        SITE,
+        "                for times in (1, 2)\n",
+        "                for times in (1,)\n",
+        "the event loop waits for the account that decides about the next round",
+        OF_GATE,
     ),
     Mutant(
         "privacy: a fixed batch is accounted as Poisson",

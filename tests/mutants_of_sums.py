@@ -677,6 +677,14 @@ OF_SUMS = (
         ("tests/server/hosting/test_secure_statistics.py",),
     ),
     Mutant(
+        "sum: statistics of a session that has signed are forgotten",
+        "server/hosting/secure_statistics.py",
+        "not in lost or names in self._signed\n",
+        "not in lost\n",
+        "a session that is lost in a later request is divided anew, and its sites, which have signed, refuse",
+        ("tests/server/hosting/test_secure_statistics.py",),
+    ),
+    Mutant(
         "sum: statistics over new sessions",
         "server/hosting/secure_statistics.py",
         "for names in known if {*names} <= {*sites}]",

@@ -142,6 +142,7 @@ def test_the_reference_of_a_command_has_its_arguments_options_and_defaults() -> 
     assert rows_of("atoll audit show") == {
         "[FILE]...": "-",
         "--last N": "`20`",
+        "--before SEQ": "`0`",
         "--action A": "-",
         "--actor NAME": "-",
         "--archive DIR": "-",

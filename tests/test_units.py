@@ -21,9 +21,10 @@ HARDENED = {
     "Restart": "on-failure",
     "Type": "notify",
     "NotifyAccess": "main",
-    "ExecReload": "/bin/kill -HUP $MAINPID",
     "StateDirectoryMode": "0700",
 }
+SERVICES = [unit for unit in UNITS if unit.stem != "atoll-dashboard"]
+"""Units of services, whose log survives a rotation and whose settings `--check` prints."""
 
 
 FILES = {
@@ -58,7 +59,19 @@ def test_a_unit_is_hardened_and_its_command_knows_every_option(unit):
     options = [argument for argument in arguments if argument.startswith("--")]
     assert options
     assert all(option in help_ for option in options)
-    assert f"--state %S/{found['StateDirectory']}" in found["ExecStart"], "nothing else may be written to"
+    assert f" %S/{found['StateDirectory']} " in found["ExecStart"], "nothing else may be written to"
+
+
+@pytest.mark.parametrize("unit", SERVICES, ids=lambda unit: unit.stem)
+def test_a_service_is_told_of_a_rotated_log(unit):
+    assert settings(unit)["ExecReload"] == "/bin/kill -HUP $MAINPID"
+
+
+def test_a_dashboard_leaves_the_key_of_its_links_in_the_folder_that_systemd_makes():
+    [unit] = [each for each in UNITS if each not in SERVICES]
+    found = settings(unit)
+    assert found["Environment"] == f"XDG_RUNTIME_DIR=%t/{found['RuntimeDirectory']}"
+    assert f"XDG_RUNTIME_DIR=/run/{found['RuntimeDirectory']}" in unit.read_text().partition("[Unit]")[0]
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
@@ -71,7 +84,7 @@ def test_a_unit_starts_again_until_disk_database_or_data_are_back(unit):
     assert found["StartLimitIntervalSec"] == "0", "systemd gives up after so many starts otherwise"
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+@pytest.mark.parametrize("unit", SERVICES, ids=lambda unit: unit.stem)
 def test_a_unit_s_command_starts_as_it_is_written(unit, tmp_path, monkeypatch):
     _, *arguments = shlex.split(settings(unit)["ExecStart"].replace("%S", str(tmp_path / "state")))
     (tmp_path / "work").mkdir()

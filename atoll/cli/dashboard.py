@@ -114,6 +114,7 @@ def _check_packages() -> None:
 def _serve(places: list[str], wanted: "Wanted", *, open_: bool) -> None:
     from atoll.cli import log
     from atoll.dashboard.process import serve
+    from atoll.protocol import service_manager
     from atoll.protocol.signals import call_at_end
 
     log.configure("dashboard")
@@ -126,6 +127,7 @@ def _serve(places: list[str], wanted: "Wanted", *, open_: bool) -> None:
         else:
             note("the pages are for a proxy, at this socket:")
         say(link or address)
+        service_manager.tell(service_manager.READY, f"the pages are at {address}")
         if open_ and not address.startswith("unix:"):
             typer.launch(link or address)
 

@@ -140,6 +140,10 @@ class CoordinatorConfig(BaseModel):
     """host:port of the [metrics](monitoring.md) for Prometheus; port 0: the system chooses; empty: off. On another
     interface than loopback a reader needs a certificate of role owner, operator or auditor. Short form: `--metrics`."""
 
+    health: Address | Literal[""] = ""
+    """host:port that answers `grpc.health.v1.Health`, and nothing else, without TLS: for the probes of a kubelet, which
+    have none; empty: off. The port for enrolment answers the same over TLS."""
+
     @property
     def enrol_address(self) -> str:
         """host:port for enrolment."""
@@ -160,7 +164,7 @@ class CoordinatorConfig(BaseModel):
     @model_validator(mode="after")
     def _addresses_suit(self) -> "CoordinatorConfig":
         if self.insecure:
-            for address in filter(None, (self.listen, self.admin, self.metrics)):
+            for address in filter(None, (self.listen, self.admin, self.metrics, self.health)):
                 loopback_only(address)
         elif not self.enrol and parse_address(self.listen)[1] == PORT_MAX:
             raise ValueError(_NO_NEXT_PORT.format(self.listen))
@@ -173,8 +177,7 @@ class CoordinatorConfig(BaseModel):
     def _clashes(self) -> Iterator[str]:
         """Yield the pairs of equal ports; an insecure coordinator has no port for enrolment."""
         ports = {"listen": self.listen, "admin": self.admin}
-        if self.metrics:
-            ports["metrics"] = self.metrics
+        ports |= {name: each for name, each in (("metrics", self.metrics), ("health", self.health)) if each}
         if not self.insecure:
             ports["enrol" if self.enrol else "enrol (the port after listen)"] = self.enrol_address
         for (name, address), (other, other_address) in combinations(ports.items(), 2):

@@ -20,6 +20,13 @@ from atoll.server.transport.shutdown import stop_servers
 CALLS_MAX = 32
 MESSAGE_BYTES_MAX = 16 * 1024
 IDLE_S, AGE_S = 15, 60
+SHORT_CALLS = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_connection_idle_ms", IDLE_S * 1000),
+    ("grpc.max_connection_age_ms", AGE_S * 1000),
+    ("grpc.max_concurrent_streams", 2),
+)
+"""Options of a port for strangers: small messages, few calls, short connections."""
 
 
 class EnrolmentPort:
@@ -49,13 +56,7 @@ class EnrolmentPort:
         address: str,
         admin_address: str,
     ) -> None:
-        options = [
-            *server_options(),
-            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-            ("grpc.max_connection_idle_ms", IDLE_S * 1000),
-            ("grpc.max_connection_age_ms", AGE_S * 1000),
-            ("grpc.max_concurrent_streams", 2),
-        ]
+        options = [*server_options(), *SHORT_CALLS]
         interceptors = [audit, guard]  # the first records the second's refusals
         self.server = grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=CALLS_MAX)
         rpc.add_servicer(EnrolmentService(enrolments, address, admin_address), self.server, "Enrolment")

@@ -93,13 +93,13 @@ class Buffer(OpenRound):
         """Add an accepted update; `look_for_clients` then closes a full buffer."""
         assert self.is_open
         self._add(update)
-        self._charge([update.client_id])  # before its next invitation, which may come before the buffer is full
 
     def _add(self, update: Update) -> None:
         self.updates.append(update)
         row = self._as_stale(update)
         row.scale *= self.policy.alpha if self.policy.mode == "fedasync" else 1.0
         self.record.buffer.append(row)
+        self._note_charges(1)  # made when the update was accepted: before the client's next invitation
 
     @property
     def may_draw(self) -> bool:

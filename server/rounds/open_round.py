@@ -209,8 +209,12 @@ class OpenRound(ABC):
             return
         for client_id in clients:
             self.membership.charge(client_id, rules)
-        number = len(clients) + (0 if self.record.charge is None else self.record.charge.clients)
-        self._note_charge(rules, number)
+        self._note_charges(len(clients))
+
+    def _note_charges(self, more: int) -> None:
+        """Record further charges of this round, which the members have; without privacy there are none."""
+        if self._privacy is not None:
+            self._note_charge(self._privacy, more + (0 if self.record.charge is None else self.record.charge.clients))
 
     def _note_charge(self, rules: PrivacyRules, clients: int, charges: int = 0) -> None:
         """Record the charges of this round, by what its most used client has spent in the run."""

@@ -557,14 +557,15 @@ class RunMachine(Evaluations):
     def _why_budget_is_spent(self) -> str:
         """Return why no further round keeps the budget: with it, the quorum would need a spent client; empty: one does.
 
-        Members that are away count as long as they may be used: the round waits for them.
+        Members that are away count as long as they may be used: the round waits for them. So do updates that wait for a
+        buffer: they are charged.
         """
         privacy, membership = self.rules.privacy, self.ledger.membership
         quorum = self.rules.policy.quorum_count
         if privacy is None:
             return ""
         apart, usable = membership.num_apart(self.ledger.version)  # no version follows in which the others are
-        if usable >= quorum or (apart < quorum and not membership.is_unseen_spent):
+        if usable + len(self.ledger.waiting) >= quorum or (apart < quorum and not membership.is_unseen_spent):
             return ""
         return privacy.cause_of_end(membership.most_spent, self.ledger.version)
 

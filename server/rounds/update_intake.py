@@ -287,6 +287,8 @@ class Intake:
         measure(self.ledger.membership, client, update, now)
         learn(self.ledger.membership, update)
         note_accepted(client, update)
+        if self.rules.privacy is not None:
+            self.ledger.membership.charge(update.client_id, self.rules.privacy)
         if isinstance(self.round, Buffer) and self.round.is_open:
             self.round.take(update)
         else:
@@ -306,6 +308,8 @@ class Intake:
             return RejectReason.TOO_STALE, f"version {update.base_version}, from which it was trained, is lost"
         if self.invitations.has_counted(update.client_id, update.base_version):
             return RejectReason.ALREADY_REPORTED, f"another update of yours counts for version {update.base_version}"
+        if not ledger.membership.has_budget(update.client_id):  # by an update of another invitation
+            return RejectReason.NOT_INVITED, "the privacy budget of this site in the run is spent"
         return None
 
     def _base_of_its_commit(self) -> Version:

@@ -139,3 +139,34 @@ def test_a_coordinator_survives_a_rotation_of_its_log_and_tells_its_service_mana
         assert list(line) == ["time", "level", "process", "logger", "message"]
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"])
         assert (line["process"], line["level"]) == ("coordinator", "info")
+
+
+AWAY = ("--insecure", "--coordinator", "127.0.0.1:1")
+OTHERS = [
+    (("agent", f"{TINY}:task", "--site", "a", "--state", "state", *AWAY), r"a, dialling 127\.0\.0\.1:1"),
+    (("dashboard", ".", "--listen", "127.0.0.1:0"), r"the pages are at http://127\.0\.0\.1:\d+/?"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "status"), OTHERS, ids=["agent", "dashboard"])
+def test_an_agent_and_a_dashboard_tell_their_service_manager_when_they_are_ready_and_when_they_stop(
+    tmp_path: Path, arguments: tuple[str, ...], status: str
+) -> None:
+    address = str(tmp_path / "notify")
+    (tmp_path / "simulated").mkdir()
+    (tmp_path / "simulated" / "rounds.jsonl").touch()
+    environment = {**os.environ, "NOTIFY_SOCKET": address, "XDG_RUNTIME_DIR": str(tmp_path)}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(address)
+        manager.settimeout(BOUND_S)
+        with (tmp_path / "log").open("wb") as log:
+            command = [str(ATOLL), *arguments]
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=tmp_path)
+        try:
+            assert re.fullmatch(f"READY=1\nSTATUS={status}", manager.recv(1024).decode())
+            process.terminate()
+            assert manager.recv(1024) == b"STOPPING=1"
+            assert process.wait(BOUND_S) == 0, (tmp_path / "log").read_text()
+        finally:
+            process.kill()
+            process.wait()

@@ -39,11 +39,11 @@ def test_other_interfaces_are_no_loopback(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("127.0.0.1", "allowed: HOST:PORT"),
+        ("127.0.0.1", "allowed: unix:PATH, or HOST:PORT"),
         ("127.0.0.1:65536", "port 0..65535"),
-        ("127.0.0.1:x", "allowed: HOST:PORT"),
-        ("http://127.0.0.1:7080", "allowed: HOST:PORT"),
-        ("", "allowed: HOST:PORT"),
+        ("127.0.0.1:x", "allowed: unix:PATH, or HOST:PORT"),
+        ("http://127.0.0.1:7080", "allowed: unix:PATH, or HOST:PORT"),
+        ("", "allowed: unix:PATH, or HOST:PORT"),
     ],
 )
 def test_anything_else_is_refused_by_name_with_a_way_out(text: str, why: str) -> None:

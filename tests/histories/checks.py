@@ -13,6 +13,7 @@ from atoll.protocol.vocabulary import TERMINAL, FailureReason, Fate, RoundId
 from atoll.server.rounds import events as server
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.selection.sampling import draw
+from tests.histories.budgets import faults_of_budgets
 from tests.histories.history import AgentStep, History, facts_of
 from tests.histories.parts import faults_of_parts
 from tests.histories.referee.referee import Referee
@@ -21,8 +22,8 @@ EPSILON = 1e-6
 
 
 def faults_of(history: History) -> Iterator[str]:
-    """Yield the faults of a history; the referee knows the decisions of rounds without secure sums alone."""
-    if history.scenario.rules.secure is not None:
+    """Yield the faults of a history; the referee knows rounds without secure sums and budgets alone."""
+    if history.scenario.rules.secure is not None or history.scenario.rules.privacy is not None:
         yield from _without_referee(history)
         return
     referee = Referee(history.scenario.rules)
@@ -44,7 +45,7 @@ def faults_of(history: History) -> Iterator[str]:
 
 
 def _without_referee(history: History) -> Iterator[str]:
-    for faults in (_ends, _written, _cohorts, _replay, _workers, _sessions, faults_of_parts):
+    for faults in (_ends, _written, _cohorts, _replay, _workers, _sessions, faults_of_parts, faults_of_budgets):
         yield from faults(history)
 
 

@@ -1,7 +1,8 @@
 """The faults of a world: their kinds, their frequency in the world of a seed, and presets that select them.
 
-The preset `standard` has all faults, and `sums` has them in runs with secure sums; `network`, `crashes`, `disk` and
-`clock` have those of their names; `none` has only the network's latency and clients of different speed.
+The preset `standard` has all faults, `sums` has them in runs with secure sums, and `budgets` in private ones;
+`network`, `crashes`, `disk` and `clock` have those of their names; `none` has only the network's latency and clients of
+different speed.
 """
 
 import random
@@ -138,6 +139,7 @@ PRESETS: Mapping[str, frozenset[str]] = {
     "clock": frozenset((*COORDINATOR_DIES, *CLOCKS)),
     "standard": frozenset(field.name for field in fields(Faults)),
     "sums": frozenset(field.name for field in fields(Faults)),
+    "budgets": frozenset(field.name for field in fields(Faults)),
 }
 """Kinds of faults of each preset; their severity (`downtime`, `delay`, ...) is drawn for every preset."""
 

@@ -1,13 +1,16 @@
 """The scenario of a simulated world: the rules of its run, its clients, and its faults."""
 
+import math
 import random
 from dataclasses import dataclass, replace
 from typing import Any
 
+from atoll.protocol.privacy.gaussian import epsilon_of, mu_within
 from atoll.protocol.vocabulary import Version
 from atoll.server.config.run import CohortConfig
 from atoll.server.rounds.events import Sums
 from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.privacy_rules import ExampleRules, PrivacyRules, SharedRules
 from atoll.server.rounds.run_rules import EarlyStop, RunRules, Source, WaitRules, WatchedMetric
 from atoll.server.rounds.secure_rules import SecureRules
 from tests.histories.faults import Faults, Seconds, random_faults
@@ -15,6 +18,8 @@ from tests.histories.faults import Faults, Seconds, random_faults
 TASK = "task"
 SUMS = "sums"
 """Preset of the worlds with secure sums."""
+BUDGETS = "budgets"
+"""Preset of the worlds with differential privacy."""
 CALM = Faults()
 EVENLY = CohortConfig()
 ASYNCHRONOUS = 0.4
@@ -183,6 +188,8 @@ def random_scenario(seed: int, preset: str = "standard") -> Scenario:
     """Draw the scenario of a seed: rules over all fields of the policy, clients, and the preset's faults."""
     if preset == SUMS:
         return secure_scenario(seed)
+    if preset == BUDGETS:
+        return private_scenario(seed)
     scenario, rng = _random_scenario(seed, preset), random.Random(f"modes {seed}")
     rules, policy = scenario.rules, scenario.rules.policy
     if rng.random() < ASYNCHRONOUS:
@@ -237,6 +244,44 @@ def secure_scenario(seed: int) -> Scenario:
     world: dict[str, Any] = {"rules": rules, "num_clients": num_clients, "train": train, "parts": parts}
     # Strangers send updates in the names of clients, which no certificate allows; the oracle knows masked ones alone.
     return replace(drawn, **world, base_repeats_max=base_repeats, faults=replace(drawn.faults, strangers=0))
+
+
+def private_scenario(seed: int) -> Scenario:
+    """Draw the scenario of a private run, with all faults: plain or in secure sums, for one to six uses of a client."""
+    rng = random.Random(f"budgets {seed}")
+    pick = rng.choice
+    is_secure = rng.random() < 0.4
+    drawn = secure_scenario(seed) if is_secure else random_scenario(seed)
+    z, delta, uses = pick([0.7, 1.5, 4.0]), 1e-5, rng.randint(1, 6)
+    is_of_examples = drawn.rules.policy.is_asynchronous or rng.random() < 0.3
+    steps = pick([1, 7]) if is_of_examples else 1
+    epsilon = epsilon_of(math.sqrt(uses * steps) / z, delta) * 1.001
+    limits = epsilon, delta, z, 1.0, rng.randint(1, 6)
+    privacy = PrivacyRules(*limits, mu_within(epsilon, delta) ** 2)
+    if is_of_examples:
+        privacy = ExampleRules(*limits, uses * steps, sample_rate=1.0, steps=steps, epsilon_last=epsilon)
+    elif is_secure and rng.random() < 0.5:
+        privacy = SharedRules(*limits, privacy.spent_max, honest_min=pick([2, 3]), colluders=1)
+    policy, secure = drawn.rules.policy, drawn.rules.secure
+    fewest = privacy.sum_min
+    if secure is not None:
+        secure = replace(secure, sum_min=fewest)
+        size, quorum = max(policy.cohort_size, fewest), max(policy.quorum_count, fewest)
+        policy = policy.model_copy(update={"cohort_size": size, "quorum": quorum, "min_available": 0})
+    policy = policy.model_copy(update={"late": "discard", "partial_work": "refuse"})
+    rules = replace(
+        drawn.rules,
+        policy=policy,
+        rounds=rng.randint(3, 12),
+        secure=secure,
+        privacy=privacy,
+        evaluate_clients_every=0,
+        best=None,
+        stop=None,
+        pacer_window=0,
+    )
+    num_clients = max(drawn.num_clients, policy.num_invited) + rng.randint(0, 3)
+    return replace(drawn, rules=rules, num_clients=num_clients, cohort=EVENLY)
 
 
 def _random_scenario(seed: int | str, preset: str) -> Scenario:

@@ -138,5 +138,5 @@ def test_every_setting_that_a_page_names_is_there(page: str) -> None:
     tables = {key.partition(".")[0] for key in setting_keys() if "." in key}
     named = set(re.findall(rf"`((?:{'|'.join(tables)})\.[a-z_.]+)(?:`| = )", text))
     assert {
-        name for name in named if not name.endswith((".json", ".jsonl", ".log", ".toml", ".safetensors"))
+        name for name in named if not name.endswith((".json", ".jsonl", ".log", ".toml", ".safetensors", ".sh"))
     } - setting_keys() <= NO_SETTINGS

@@ -200,6 +200,26 @@ async def test_health_check_says_serving(tmp_path):
 
 
 @live
+async def test_a_probe_without_tls_has_a_port_that_says_serving_and_answers_nothing_else(tmp_path):
+    """Check the port that a kubelet asks: its probes have neither TLS nor a certificate."""
+    settings = {"coordinator__insecure": False, "coordinator__health": "127.0.0.1:0"}
+    async with running(tmp_path / "state", **settings) as it:
+        _, address = it.ports.probes
+        async with grpc.aio.insecure_channel(address) as channel:
+            for service in ("", "atoll.v1.Coordinator", "clocks"):
+                reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+                assert reply.status == health_pb2.HealthCheckResponse.SERVING
+            for method in ("/atoll.v1.Enrolment/GetAuthority", "/atoll.v1.Admin/ListMembers"):
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await channel.unary_unary(method)(b"")
+                assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        async with grpc.aio.insecure_channel(it.ports.enrolment.address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=BOUND_S)
+            assert error.value.code() is grpc.StatusCode.UNAVAILABLE, "which is why the probes have a port"
+
+
+@live
 async def test_only_the_newest_rounds_stay_in_the_records(tmp_path):
     async with running(tmp_path / "state", rounds=4, coordinator__keep_rounds=2) as it:
         async with it.client("a") as a, it.client("b") as b:

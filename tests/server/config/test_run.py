@@ -164,6 +164,13 @@ def test_a_user_s_own_sampler_is_a_reference() -> None:
             {"listen": "0.0.0.0:7070", "public": "fl.example.org", "admin": "127.0.0.1:7070"},
             ["listen 0.0.0.0:7070 and admin 127.0.0.1:7070"],
         ),
+        (
+            {"health": "127.0.0.1:7071", "metrics": "127.0.0.1:7070"},
+            [
+                "listen 127.0.0.1:7070 and metrics 127.0.0.1:7070",
+                "health 127.0.0.1:7071 and enrol (the port after listen) 127.0.0.1:7071",
+            ],
+        ),
     ],
 )
 def test_ports_that_clash_are_refused(settings: dict[str, str], faults: list[str]) -> None:

@@ -53,6 +53,23 @@ def test_a_buffer_charges_an_update_when_it_comes_and_once() -> None:
     assert {"b", "c"} & flow.training.keys()
 
 
+def test_an_update_that_waits_for_the_next_buffer_is_charged_when_it_comes_and_is_told_by_that_buffer() -> None:
+    flow = Flow(rules={"privacy": rules(uses=1)}, concurrency=4)
+    flow.join("abcd")
+    for client in "ab":
+        flow.update(client)
+    flow.update("c")  # while the buffer is aggregated
+    assert uses(flow) == {"a": 1, "b": 1, "c": 1, "d": 0}
+    flow.commit()
+    assert flow.machine.ledger.state is RunState.RUNNING, "c's update and d make the quorum"
+    assert flow.record.charge is not None
+    assert flow.record.charge.clients == 1
+    flow.update("d", round_id=1)
+    assert flow.record.charge.clients == 2
+    flow.commit()
+    assert flow.machine.ledger.cause.startswith("the privacy budget is spent")
+
+
 def test_a_restored_buffer_charges_also_what_trained_at_the_backup() -> None:
     flow = Flow(rules={"privacy": rules(uses=9)}, concurrency=3)
     flow.join("abc")

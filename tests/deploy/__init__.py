@@ -1,0 +1,1 @@
+"""Tests of deploy/: an image, manifests, batch scripts."""
