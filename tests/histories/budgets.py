@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from atoll.protocol.secure.messages import Boxes
 from atoll.protocol.vocabulary import ClientId, RoundId, RunState
-from atoll.server.rounds.events import Accept, Aggregate, AuditCharge, Effect, Event, FilesLost
+from atoll.server.rounds.events import Abandon, Accept, Aggregate, AuditCharge, Effect, Event, FilesLost
 from atoll.server.rounds.privacy_rules import ExampleRules, PrivacyRules
 from atoll.server.rounds.run_rules import RunRules
 from atoll.server.rounds.session_events import OpenSum, SumOpened, TellMember
@@ -74,6 +74,8 @@ class _Releases:
                 names = [ClientId(summed.roster.members[position].name) for position in sorted(summed.survivors)]
                 if self._is_new((round_id, summed.session, summed.attempt)):
                     self._openings[round_id, summed.session, summed.attempt] = names
+            case Abandon(round_id):  # nothing of a sum that opens now is published
+                self._openings = {key: names for key, names in self._openings.items() if key[0] != round_id}
             case TellMember(client_id, round_id, session, attempt, question=Boxes()) if self._is_shared:
                 if self._is_new((client_id, round_id, session, attempt)):
                     yield client_id
