@@ -304,9 +304,10 @@ def compared(
     Raises:
         AtollError: too few or too many runs are chosen, there is no such place, or none has measured the metric.
     """
-    num_left, chosen = 0, [*dict.fromkeys(keys)]
+    num_left, title, chosen = 0, "", [*dict.fromkeys(keys)]
     if sweep:
         source, folder = _placed(sources, sweep)
+        title = folder or source.label
         of_sweep = [name for name in source.names() if name.rpartition("/")[0] == folder]
         num_left = max(0, len(of_sweep) - compare.CELLS_MAX)
         chosen = [addresses.key_of(source.number, name) for name in of_sweep[: compare.CELLS_MAX]]
@@ -328,8 +329,7 @@ def compared(
     document = side_by_side(found, metric, over or "round")
     document["left_out"] |= faults
     hidden = [("sweep", sweep)] if sweep else [("run", key) for key in chosen]
-    of_sweep_named = sweep.partition("/")[2]
-    return document, lambda: compare.compare(document, hrefs, hidden, sweep=of_sweep_named, num_left=num_left)
+    return document, lambda: compare.compare(document, hrefs, hidden, sweep=title, num_left=num_left)
 
 
 def _placed(sources: Mapping[int, Source], key: str) -> tuple[Source, str]:

@@ -224,6 +224,14 @@ def test_runs_are_chosen_by_boxes_that_work_without_scripts(browser: TestClient)
     assert '<input type="hidden" name="run" value="3/sweep/torn">' in page
 
 
+def test_a_place_that_is_itself_a_sweep_has_its_table(places: list[str], key: bytes) -> None:
+    app = Dashboard(sources([f"{places[2]}/sweep"])).app(door(key))
+    found = TestClient(app, base_url=f"http://{HOST}")
+    found.get("/login", params={"t": new_token(key, 999.0)})
+    assert 'href="/compare?sweep=1%2F"' in found.get("/").text
+    assert f"<title>Sweep {places[2]}/sweep" in found.get("/compare?sweep=1/").text
+
+
 def test_a_log_is_read_to_its_end_by_pages_and_its_proof_is_shown(browser: TestClient) -> None:
     address, found = "/audit/1?count=70", list[int]()
     while address:

@@ -95,11 +95,11 @@ def runs(places: Sequence[OfPlace], *, state: str = "", text: str = "") -> Page:
 
 
 def _sweeps(place: OfPlace) -> Iterator[tuple[str, str]]:
-    """Yield the comparison of each folder with several simulations, as a sweep has one for each cell."""
+    """Yield the comparison of each folder with several simulations, such as a sweep, which may be the place itself."""
     cells = Counter(str(row["run"]).rpartition("/")[0] for row in place.rows)
-    folders = [folder for folder in sorted(cells) if folder and cells[folder] > 1]
+    folders = [folder for folder in sorted(cells) if cells[folder] > 1]
     for folder in folders[:SWEEPS_MAX]:
-        yield shown(f"Sweep {folder} ({cells[folder]})"), addresses.of_sweep(place.number, folder)
+        yield shown(f"Sweep {folder or place.label} ({cells[folder]})"), addresses.of_sweep(place.number, folder)
 
 
 def _of_agent(place: OfPlace, text: str) -> TableBlock:
