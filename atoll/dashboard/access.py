@@ -288,9 +288,16 @@ class Guard:
                 is_complete = not message.get("more_body", False)
             await send(message)
 
+        async def received() -> Message:
+            message = await receive()
+            is_whole = message["type"] == "http.request" and not message.get("more_body", False)
+            if scope["method"] == "POST" and is_whole and await self._admitted(scope) != visitor:
+                raise Refused("what you may do here has changed: load the page again")  # its body came slowly
+            return message
+
         try:
             visitor = await self._admitted(scope)
-            await self._while_admitted(scope, self._app({**scope, VISITOR: visitor}, receive, guarded))
+            await self._while_admitted(scope, self._app({**scope, VISITOR: visitor}, received, guarded))
         except Refused as refused:
             if not is_begun:
                 await refuse(str(refused), guarded, with_body=scope["method"] != "HEAD")
@@ -302,7 +309,7 @@ class Guard:
         task = asyncio.ensure_future(answer)
         try:
             while not (await asyncio.wait([task], timeout=CHECK_S))[0]:
-                if scope["method"] != "POST":  # what was begun ends with its answer
+                if scope["method"] != "POST":  # a change that was sent ends with its answer
                     await self._admitted(scope)
             await task
         finally:
@@ -318,7 +325,7 @@ class Guard:
             raise Refused("the request needs one Host")
         self._door.check_host(hosts[0])
         if scope["method"] not in self._methods:
-            raise Refused("these pages are read only: only GET is allowed")
+            raise Refused(f"{scope['method']} is refused; allowed: {', '.join(self._methods)}")
         origins = [value.lower() for name, value in headers if name == "origin"]
         is_own = len(origins) == 1 and origins[0] in self._door.origins(hosts[0])
         if not is_own and (origins or scope["method"] == "POST"):

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import jinja2
 from starlette.applications import Starlette
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
@@ -36,6 +37,15 @@ KEYS_MAX = 64
 
 READERS = 4
 """Largest number of views that are read at one time."""
+
+
+class _Number(IntegerConvertor):
+    """Number in an address, short enough that Python and SQLite can have it."""
+
+    regex = "[0-9]{1,18}"
+
+
+register_url_convertor("number", _Number())
 
 
 class Dashboard:
@@ -90,7 +100,8 @@ class Dashboard:
     def _run(self, key: str) -> DeployedRun:
         """Return the run of a key, such as `1/digits-1`; raises AtollError."""
         place, _, run_id = key.partition("/")
-        return self._source(int(place) if place.isascii() and place.isdecimal() else 0).deployed(run_id)
+        known = {str(number): number for number in self._sources}  # one spelling, or a run has several followers
+        return self._source(known.get(place, 0)).deployed(run_id)
 
     def _page(self, read: Callable[[Asked], Answer]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:

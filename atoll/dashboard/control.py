@@ -164,7 +164,7 @@ OF_RUNS: Mapping[str, Act] = {
 OF_MEMBERS: Mapping[str, Act] = {"invite": (invite, "Invite"), "revoke": (revoke, "Revoke")}
 """The changes by the ends of their addresses."""
 
-RUN, MEMBERS = "/runs/{place:int}/{run}/control", "/members/{place:int}/control"
+RUN, MEMBERS = "/runs/{place:number}/{run}/control", "/members/{place:number}/control"
 
 
 class Control:
@@ -219,11 +219,13 @@ class Control:
             values, visitor = await _values(request), _visitor(request)
             self._forms.check(visitor, values.pop("token", ""))
             sent = replace(self._sent(request, values), by=visitor.name)
-            _check_role(visitor, method, sent.role)
             try:
+                _check_role(visitor, method, sent.role)
                 page = await self._off_loop(lambda: self._html(act(sent)))
-            except AtollError as error:
+            except (AtollError, Refused) as error:
                 logger.info("%s: %s of %s is refused", _named(visitor), name, _object_of(sent))
+                if isinstance(error, Refused):
+                    raise
                 trail = sent.of_run if sent.run else sent.of_members
                 lines = [printable(fault) for fault in error.faults]
                 return HTMLResponse(self._html(Page("Not done", [Sentences("Why", lines)], trail)), 400)

@@ -269,22 +269,22 @@ def of_peers(asked: Asked) -> Answer:
 
 
 PAGES: Sequence[tuple[str, Callable[[Asked], Answer]]] = (
-    ("/runs/{place:int}/{run}/rounds/{number:int}", of_round),
-    ("/runs/{place:int}/{run}/rounds", of_rounds),
-    ("/runs/{place:int}/{run}/sites", of_sites),
-    ("/runs/{place:int}/{run}/site", of_site),
-    ("/runs/{place:int}/{run}/versions", of_versions),
-    ("/runs/{place:int}/{run}/policy", of_policy),
-    ("/runs/{place:int}/{run}/privacy", of_privacy),
-    ("/members/{place:int}", of_members),
-    ("/statistics/{place:int}", of_statistics),
-    ("/audit/{place:int}", of_audit),
-    ("/alerts/{place:int}", of_alerts),
-    ("/agents/{place:int}", of_requests),
-    ("/decisions/{place:int}", of_decisions),
-    ("/budgets/{place:int}", of_budgets),
-    ("/peers/{place:int}", of_peers),
-    ("/runs/{place:int}/{run}", of_run),
+    ("/runs/{place:number}/{run}/rounds/{number:number}", of_round),
+    ("/runs/{place:number}/{run}/rounds", of_rounds),
+    ("/runs/{place:number}/{run}/sites", of_sites),
+    ("/runs/{place:number}/{run}/site", of_site),
+    ("/runs/{place:number}/{run}/versions", of_versions),
+    ("/runs/{place:number}/{run}/policy", of_policy),
+    ("/runs/{place:number}/{run}/privacy", of_privacy),
+    ("/members/{place:number}", of_members),
+    ("/statistics/{place:number}", of_statistics),
+    ("/audit/{place:number}", of_audit),
+    ("/alerts/{place:number}", of_alerts),
+    ("/agents/{place:number}", of_requests),
+    ("/decisions/{place:number}", of_decisions),
+    ("/budgets/{place:number}", of_budgets),
+    ("/peers/{place:number}", of_peers),
+    ("/runs/{place:number}/{run}", of_run),
 )
 """The addresses of the pages, and what is read for each."""
 

@@ -13,7 +13,7 @@ from atoll.interface.agents import Agent
 from atoll.interface.audit import soundness
 from atoll.interface.deployed import DeployedRun, Federation
 from atoll.interface.errors import AtollError
-from atoll.interface.places import Place, Simulations, place, places_here
+from atoll.interface.places import Place, Simulations, label_of, place, places_here
 from atoll.interface.simulated import SimulatedRun
 
 Document = Mapping[str, Any]
@@ -187,7 +187,7 @@ def sources(named: Sequence[str]) -> list[Source]:
     found, faults = list[Source](), list[str]()
     for text in dict.fromkeys(named or places_here()):
         try:
-            found.append(Source(len(found) + 1, text, place(text)))
+            found.append(Source(len(found) + 1, label_of(text), place(text)))
         except AtollError as error:
             faults += error.faults
     if faults:
@@ -205,7 +205,7 @@ def only_state(found: Sequence[Source]) -> str:
     """Return the state directory of the only coordinator among some places.
 
     Raises:
-        AtollError: there is no coordinator, or another one, or it is not on this machine.
+        AtollError: there is no coordinator, or another one, or it is not on this machine; or a site is shown beside it.
     """
     coordinators = [source for source in found if isinstance(source.place, Federation)]
     if len(coordinators) != 1 or not Path(coordinators[0].label).is_dir():
@@ -213,5 +213,10 @@ def only_state(found: Sequence[Source]) -> str:
         raise AtollError(
             f"an interface other than loopback shows one coordinator, to its members: got {listed}; allowed: one state "
             "directory on this machine, which has the certificate of its coordinator"
+        )
+    if agents := ", ".join(source.label for source in found if isinstance(source.place, Agent)):
+        raise AtollError(
+            f"an interface other than loopback shows no site to the coordinator's members: got {agents}; allowed: the "
+            "coordinator's state directory, and folders of simulations; show the site by a dashboard on loopback"
         )
     return coordinators[0].label

@@ -64,7 +64,7 @@ class Simulations:
         try:
             with os.scandir(folder) as entries:
                 some = islice(entries, FOLDERS_MAX)
-                inner = [one.name for one in some if one.is_dir(follow_symlinks=False)]
+                inner = [one.name for one in some if _is_text(one.name) and one.is_dir(follow_symlinks=False)]
         except OSError:
             return  # of another user: it shows nothing
         for each in inner:
@@ -72,6 +72,11 @@ class Simulations:
 
     def __repr__(self) -> str:
         return f"Simulations({str(self.folder)!r})"
+
+
+def _is_text(name: str) -> bool:
+    """Return whether UTF-8 can encode a name: no page and no address can have another one."""
+    return not any("\udc80" <= letter <= "\udcff" for letter in name)
 
 
 Place = Federation | Simulations | Agent
@@ -111,6 +116,13 @@ _ALLOWED = (
     "allowed: a coordinator's state directory, HOST:PORT of one that you have joined, postgresql://USER@HOST/DATABASE, "
     "an agent's state directory, or a folder with simulations"
 )
+
+
+def label_of(where: str) -> str:
+    """Return the text that names a place on a page: of a URL without its password."""
+    from atoll.protocol.secrets import without_password
+
+    return without_password(where)
 
 
 def places_here() -> list[str]:

@@ -24,6 +24,7 @@ SHORT_CALLS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_connection_idle_ms", IDLE_S * 1000),
     ("grpc.max_connection_age_ms", AGE_S * 1000),
+    ("grpc.max_connection_age_grace_ms", AGE_S * 1000),  # or a Watch, which never ends, holds its place for ever
     ("grpc.max_concurrent_streams", 2),
 )
 """Options of a port for strangers: small messages, few calls, short connections."""

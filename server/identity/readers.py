@@ -22,6 +22,9 @@ from atoll.server.journal.binding import has_state, open_database
 FRESH_S = 0.25
 """Seconds after which a stored revocation is looked up again."""
 
+LOOK_UP_S = 5.0
+"""Longest wait for another look-up: while a database hangs, one thread waits for it, and all others end."""
+
 RELOAD_S = 1.0
 """Least seconds between two looks for a renewed certificate of the listener."""
 
@@ -106,7 +109,9 @@ class StoredReaders(Readers):
 
     def _is_stored_as_revoked(self, identity: Identity, serial: int) -> bool:
         """Return whether the register has this certificate as revoked, at most `FRESH_S` ago."""
-        with self._lock:
+        if not self._lock.acquire(timeout=LOOK_UP_S):
+            raise TimeoutError("the look-up of another certificate has not ended")
+        try:
             at, is_revoked = self._found.get((identity, serial), (0.0, True))
             if not is_revoked and time.monotonic() - at < FRESH_S:
                 return False
@@ -117,3 +122,5 @@ class StoredReaders(Readers):
             self._found = {one: seen for one, seen in self._found.items() if begun - seen[0] < FRESH_S}
             self._found[identity, serial] = begun, is_revoked
             return is_revoked
+        finally:
+            self._lock.release()

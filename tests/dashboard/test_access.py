@@ -196,6 +196,43 @@ def test_an_answer_that_lasts_ends_with_the_session() -> None:
     assert [one.get("more_body", False) for one in sent[1:]] == [True, False]
 
 
+@pytest.mark.parametrize(("role", "is_done"), [("operator", True), ("auditor", False), ("", False)])
+def test_a_change_counts_when_its_body_is_whole(role: str, is_done: bool) -> None:
+    """Send a body during which the visitor keeps the role, has another one, or has none any more."""
+    roles, done, sent = ["operator", role], list[bool](), list[Any]()
+
+    class Changing:
+        def origins(self, host: str) -> list[str]:
+            return [f"http://{host}"]
+
+        def check_host(self, host: str) -> None:
+            pass
+
+        async def visitor(self, scope: Any, headers: Any) -> Visitor:
+            if not (found := roles.pop(0)):
+                raise Refused("no role")
+            return Visitor(b"olga", "olga", found)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["more_body"]:
+            pass
+        done.append(True)
+
+    parts = [{"type": "http.request", "body": b"a", "more_body": is_more} for is_more in (True, False)]
+
+    async def receive() -> Any:
+        return parts.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"h"), (b"origin", b"http://h")]
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": headers}
+    asyncio.run(Guard(app, Changing(), is_controlled=True)(scope, receive, send))
+    assert done == [True] * is_done
+    assert [one["status"] for one in sent[:1]] == [403] * (not is_done)
+
+
 def test_the_login_needs_no_session_and_still_a_host() -> None:
     assert answered({"host": "127.0.0.1:7080"}, path=access.LOGIN)[0] == 200
     assert answered({"host": "evil.example"}, path=access.LOGIN)[0] == 403

@@ -13,6 +13,7 @@ from atoll.dashboard.access import HEADERS, LoopbackDoor, Sessions, new_key, new
 from atoll.dashboard.app import Dashboard
 from atoll.dashboard.readings import PAGES
 from atoll.dashboard.sources import sources
+from atoll.interface.errors import AtollError
 from atoll.protocol.paging import Paging
 from atoll.server.views.history import History
 from atoll.server.views.views import View, look
@@ -112,7 +113,7 @@ class Checked(HTMLParser):
 
 
 def test_every_route_is_walked() -> None:
-    patterns = [re.sub(r"\{\w+(:int)?\}", lambda m: r"\d+" if m[1] else "[^/]+", path) for path, _ in PAGES]
+    patterns = [re.sub(r"\{\w+(:number)?\}", lambda m: r"\d+" if m[1] else "[^/]+", path) for path, _ in PAGES]
     paths = [address.partition("?")[0] for address in WALKED]
     assert all(any(re.fullmatch(pattern, path) for path in paths) for pattern in patterns)
 
@@ -308,6 +309,7 @@ def test_a_used_link_and_a_made_up_one_are_refused(stranger: TestClient, key: by
         ("/runs/3/none", 404, "no simulated run"),
         (f"/runs/3/{'a' * 5000}", 404, "no simulated run"),
         (f"{DEPLOYED}/rounds/{'9' * 25}", 404, ""),
+        (f"/runs/{'9' * 5000}/r", 404, "there is no page"),
         ("/runs/3/..~1..~1etc", 404, "allowed: a folder at most 2 levels below"),
         ("/runs/3/one/sites", 404, "is a folder of simulations"),
         ("/runs/3/one/rounds/77", 404, "has no round 77"),
@@ -348,6 +350,12 @@ def test_a_fault_of_json_is_json(browser: TestClient) -> None:
     answer = browser.get("/runs/1/none.json")
     assert answer.status_code == 404
     assert answer.json()["faults"][0].startswith("there is no run")
+
+
+@pytest.mark.parametrize("place", ["01", "0", "", "x", "\u0661", "9" * 5000])
+def test_a_stream_has_one_spelling_of_a_place(places: list[str], place: str) -> None:
+    with pytest.raises(AtollError, match="there is no place"):
+        Dashboard(sources(places))._run(f"{place}/r")
 
 
 def test_pages_without_live_change_have_no_stream(places: list[str], key: bytes) -> None:

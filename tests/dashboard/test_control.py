@@ -53,7 +53,7 @@ class Browser:
                 found[f"{route.path}/atoll.css"] = {"GET", "HEAD"}
                 continue
             assert isinstance(route, Route)
-            path = re.sub(r"\{\w+(:int)?\}", lambda match: "1" if match[1] else "r", route.path)
+            path = re.sub(r"\{\w+(:number)?\}", lambda match: "1" if match[1] else "r", route.path)
             found.setdefault(path, set()).update(route.methods or ())
         return found
 

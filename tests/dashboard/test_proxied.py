@@ -53,7 +53,8 @@ def test_the_proxy_names_one_user_that_has_a_role(client: TestClient, users: Pat
     assert client.get("/", headers=twice).status_code == 403
     assert client.get("/", headers={HEADER.replace("-", "_"): "ann@x"}).status_code == 403
     for host in ("evil.example", f"{HOST}.evil.example", f"{HOST}:444", "127.0.0.1", ""):
-        assert client.get("/", headers={HEADER: "bob", "host": host}).status_code == 403, host
+        answer = client.get("/", headers={HEADER: "bob", "host": host})
+        assert (answer.status_code, answer.text.startswith(f"{host!r} is no address")) == (403, True)
     assert client.get("/login", headers={HEADER: "bob"}).status_code == 404
     users.write_text(USERS.replace('"bob" = "auditor"\n', ""), "utf-8")
     assert client.get("/", headers={HEADER: "bob"}).status_code == 403, "at the next request"
@@ -102,11 +103,15 @@ def test_a_form_is_its_user_s_and_comes_from_the_proxy_s_pages(client: TestClien
         ("?role=client", "owner", 400),
     ],
 )
-def test_an_operator_invites_and_revokes_sites_alone(client: TestClient, query: str, role: str, status: int) -> None:
+def test_an_operator_invites_and_revokes_sites_alone(
+    client: TestClient, query: str, role: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "atoll.dashboard.control")
     given = {"token": token_of(client, "olga@x"), "role": role, "name": "x", "typed": "x", "hours": "1"}
     for act in ("invite", "revoke"):
         answer = client.post(f"{MEMBERS}/{act}{query}", data=given, headers={**ORIGIN, HEADER: "olga@x"})
         assert answer.status_code == status, answer.text
+        assert re.fullmatch(rf"olga@x \(operator\): {act} of \w+ x is refused", caplog.messages[-1])
         if status == 400 and role == "owner":  # the address names the client that is meant
             assert "owner x" not in answer.text
     ann = given | {"token": token_of(client, "ann@x")}

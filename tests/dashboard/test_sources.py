@@ -1,12 +1,15 @@
 """The verdicts on a log: verified beside, one at a time, and not again at each look."""
 
+import os
 import threading
+from pathlib import Path
 
 import pytest
 
 from atoll.dashboard import sources
 from atoll.dashboard.sources import Verdicts
 from atoll.interface.errors import AtollError
+from atoll.interface.places import Simulations
 from tests.waiting import BOUND_S
 
 FOUND = {"num_faults": 0, "first": 0}
@@ -45,3 +48,16 @@ def test_a_verification_that_is_refused_says_why_and_is_tried_again(monkeypatch:
     verdicts.newest(verify)
     verdicts._thread.join(BOUND_S)
     assert verdicts._found.verdict == FOUND
+
+
+def test_no_page_has_the_password_of_a_database() -> None:
+    (source,) = sources.sources(["postgresql://ann:secret@hub.example.org/atoll"])
+    assert source.label == "postgresql://ann@hub.example.org/atoll"
+
+
+def test_a_folder_whose_name_is_no_text_hides_no_other(tmp_path: Path) -> None:
+    for name in (b"one", b"\xff"):
+        folder = os.path.join(os.fsencode(tmp_path), name)
+        os.mkdir(folder)
+        Path(os.fsdecode(folder), "rounds.jsonl").touch()
+    assert Simulations(tmp_path).names == ["one"]

@@ -180,7 +180,7 @@ def test_a_renewed_certificate_of_the_coordinator_is_shown_also_without_a_server
     assert asked(served.connection(Role.AUDITOR, "bob"))[0] == 200
 
 
-def test_all_are_refused_while_the_register_cannot_be_read(tmp_path: Path) -> None:
+def test_all_are_refused_while_the_register_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = Authority.open_or_create(tmp_path / "authority", "test", 1e6)
     state = tmp_path / "state"
     with StateDirectory.open(state) as opened:
@@ -197,6 +197,10 @@ def test_all_are_refused_while_the_register_cannot_be_read(tmp_path: Path) -> No
     assert refusal("eve") == "the certificate of auditor eve is revoked"
     for damaged in (None, b"", b"no certificate"):
         assert "no certificates in PEM" in readers.refusal(damaged)
+    monkeypatch.setattr("atoll.server.identity.readers.LOOK_UP_S", 0.0)
+    with readers._lock:  # as while the database hangs
+        assert "cannot be read now: the look-up of another" in refusal("ann")
+    assert refusal("ann") == ""
     shutil.rmtree(state)
     assert "cannot be read now" in refusal("bob")
 
@@ -210,6 +214,8 @@ def test_a_listener_that_strangers_reach_needs_one_state_directory_with_a_certif
     with pytest.raises(AtollError, match=r"got .*, .*; allowed: one state directory"):
         only_state(sources(places))
     assert only_state(sources([places[0], places[2]])) == places[0]
+    with pytest.raises(AtollError, match=r"no site .*: got .*atoll-agent-north; allowed: the coordinator's"):
+        only_state(sources([places[0], places[3]]))
     (fault,) = refused("dashboard", places[0], "--listen", "0.0.0.0:0")
     assert "enrol first" in fault or "certificate" in fault
     (fault,) = refused("dashboard", places[0], "--listen", "0.0.0.0:0", "--control")

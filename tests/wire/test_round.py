@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from atoll.ground.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
+from atoll.server import ports
 from atoll.server.files import incoming
 from atoll.server.files.incoming import SMALL_BYTES
 from atoll.server.process import host
@@ -217,6 +218,19 @@ async def test_a_probe_without_tls_has_a_port_that_says_serving_and_answers_noth
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=BOUND_S)
             assert error.value.code() is grpc.StatusCode.UNAVAILABLE, "which is why the probes have a port"
+
+
+@live
+async def test_a_call_that_lasts_holds_no_place_for_ever_at_a_port_for_strangers(tmp_path, monkeypatch):
+    quick = [(name, value // 500 if name.endswith("_ms") else value) for name, value in ports.SHORT_CALLS]
+    monkeypatch.setattr(ports, "SHORT_CALLS", quick)
+    settings = {"coordinator__insecure": False, "coordinator__health": "127.0.0.1:0"}
+    async with running(tmp_path / "state", **settings) as it, grpc.aio.insecure_channel(it.ports.probes[1]) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        with pytest.raises(grpc.aio.AioRpcError):
+            while await watch.read() is not grpc.aio.EOF:
+                pass
+            await watch.code()
 
 
 @live

@@ -32,7 +32,7 @@ CELLS_MAX = 200
 SETTINGS_MAX, AXES_MAX = 200, 20
 """Largest numbers of differing settings, and of those that are columns of a sweep's table."""
 
-OVER = {"round": "round", "bytes": "megabytes", "seconds": "virtual seconds"}
+OVER = {"round": "round", "bytes": "megabytes", "seconds": "seconds"}
 """What the axes count."""
 
 MEGABYTE = 1e6

@@ -22,7 +22,7 @@ from atoll.dashboard.pages.blocks import (
     size,
     state_cell,
 )
-from atoll.ground.printable import count_of
+from atoll.ground.printable import count_of, printable
 
 Document = Mapping[str, Any]
 
@@ -176,4 +176,4 @@ def _sentences(document: Document) -> list[str]:
         *document.get("clocks", ()),
         *document.get("notices", ()),
     ]
-    return [str(sentence) for sentence in dict.fromkeys(said) if sentence]
+    return [printable(str(sentence)) for sentence in dict.fromkeys(said) if sentence]

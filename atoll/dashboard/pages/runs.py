@@ -20,7 +20,7 @@ from atoll.dashboard.pages.blocks import (
     shown,
     state_cell,
 )
-from atoll.ground.printable import count_of
+from atoll.ground.printable import count_of, printable
 
 Row = Mapping[str, Any]
 
@@ -67,7 +67,7 @@ def runs(places: Sequence[OfPlace], *, state: str = "", text: str = "") -> Page:
     for place in places:
         fields = [Field("state", "state", state, STATES), Field("text", "text", text)]
         if place.fault:
-            blocks.append(Sentences(place.label, [place.fault]))
+            blocks.append(Sentences(place.label, [printable(place.fault)]))
             continue
         if place.kind == "agent":
             blocks.append(_of_agent(place, text))
@@ -183,4 +183,4 @@ def _row(place: OfPlace, row: Row) -> list[Cell]:
 
 def _notices(rows: Sequence[Row]) -> list[str]:
     said = (sentence for row in rows for sentence in (*row.get("clocks", ()), *row.get("notices", ())))
-    return list(dict.fromkeys(map(str, said)))
+    return list(dict.fromkeys(printable(str(sentence)) for sentence in said))

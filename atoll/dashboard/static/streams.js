@@ -12,7 +12,10 @@ function open() {
   if (!keys.length) return;
   source = new EventSource("/live?" + keys.map(key => "run=" + encodeURIComponent(key)).join("&"));
   source.onmessage = event => tell({ kind: "news", news: JSON.parse(event.data) });
-  source.onerror = () => tell({ kind: "away" });
+  source.onerror = event => {
+    if (event.target === source && source.readyState === EventSource.CLOSED) followed = ""; // refused: the next page opens it
+    tell({ kind: "away" });
+  };
 }
 
 function tell(message) {

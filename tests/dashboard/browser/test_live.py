@@ -62,13 +62,6 @@ def test_a_commit_is_in_each_of_ten_tabs_within_a_second(
     committed = {str(one.version): one.ended_at for one in History(it.state).rounds(RunId(run)) if one.version}
     late = [[on_page[n] - committed[n] for n in committed if int(n) >= first] for on_page in seen]
     assert min(map(len, late)) >= ROUNDS - 10
-    import statistics
-
-    print(
-        "MEDIANS",
-        [round(statistics.median(one), 2) for one in late],
-        [sorted(round(x, 2) for x in one)[-8:] for one in late],
-    )
     worst = [round(percentile(one, 0.99), 3) for one in late]
     record_property("said", f"seconds behind, p99 of each tab: {worst}")  # type: ignore[operator]
     is_calm = os.getloadavg()[0] < 2 * (os.cpu_count() or 1)

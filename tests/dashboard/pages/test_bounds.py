@@ -128,10 +128,10 @@ def test_the_list_of_runs_and_of_members_has_a_thousand_rows() -> None:
 
 
 def test_a_place_that_cannot_be_read_says_why_and_hides_no_other() -> None:
-    page = runs.runs([OfPlace(1, "away", "deployed", fault="no answer"), OfPlace(2, "here", "simulated")])
+    page = runs.runs([OfPlace(1, "away", "deployed", fault="no answer\u202e"), OfPlace(2, "here", "simulated")])
     assert [block.title for block in page.blocks] == ["away", "here"]
     (told,) = blocks_of(page, Sentences)
-    assert [*told.lines] == ["no answer"]
+    assert [*told.lines] == ["no answer\\u202e"]
 
 
 def test_a_version_has_at_most_twenty_metrics() -> None:
@@ -298,6 +298,8 @@ def test_a_sweep_of_thousands_has_its_axes_as_columns_and_fifty_curves() -> None
     assert sum(len(one.lines) for one in curves.charts) == CURVES_MAX
     assert curves.note.startswith("150 curves left out")
     assert curves.charts[0].over == "megabytes"
+    (curves,) = blocks_of(compare.compare(found | {"over": "seconds"}, {}, []), Curves)
+    assert curves.charts[0].over == "seconds", "virtual ones of a simulation, real ones of a deployed run"
     assert "\u202e" not in page.title
     page = compare.compare(found | {"metric": None, "curves": {}}, {}, [("run", "1/a")])
     settings, table = blocks_of(page, TableBlock)
