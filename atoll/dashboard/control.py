@@ -23,8 +23,8 @@ from atoll.interface.roles import check_role
 
 logger = logging.getLogger(__name__)
 
-CHANGES = 4
-"""Largest number of changes that are under way at one time."""
+CHANGES, REQUESTS = 4, 2
+"""Largest numbers of changes, and of requests for statistics, that are under way at one time: no stop waits for sites."""
 
 BODY_BYTES_MAX = 16 * 1024
 """Largest size of what a form sends."""
@@ -177,7 +177,7 @@ class Control:
 
     def __init__(self, source: Callable[[int], Source], html: Callable[[Page], str]) -> None:
         self._source, self._html, self._forms = source, html, Forms()
-        self._limiter: anyio.CapacityLimiter | None = None
+        self._limiters: dict[int, anyio.CapacityLimiter] = {}
 
     def routes(self) -> list[Route]:
         """Return the addresses: forms by GET, changes by POST."""
@@ -221,7 +221,8 @@ class Control:
             sent = replace(self._sent(request, values), by=visitor.name)
             try:
                 _check_role(visitor, method, sent.role)
-                page = await self._off_loop(lambda: self._html(act(sent)))
+                most = REQUESTS if act is statistics else CHANGES
+                page = await self._off_loop(lambda: self._html(act(sent)), most)
             except (AtollError, Refused) as error:
                 logger.info("%s: %s of %s is refused", _named(visitor), name, _object_of(sent))
                 if isinstance(error, Refused):
@@ -239,10 +240,10 @@ class Control:
         run = addresses.name_in(path.get("run", ""))
         return Sent(self._source(path["place"]), run, values, dict(request.query_params))
 
-    async def _off_loop(self, call: Callable[[], str]) -> str:
-        if self._limiter is None:
-            self._limiter = anyio.CapacityLimiter(CHANGES)
-        return await anyio.to_thread.run_sync(call, limiter=self._limiter)
+    async def _off_loop(self, call: Callable[[], str], most: int = CHANGES) -> str:
+        if most not in self._limiters:
+            self._limiters[most] = anyio.CapacityLimiter(most)
+        return await anyio.to_thread.run_sync(call, limiter=self._limiters[most])
 
 
 def _check_role(visitor: Visitor, method: str, of: str) -> None:

@@ -1,7 +1,9 @@
 """Every route walked, without and with `--control`; and the forms at a real coordinator."""
 
+import asyncio
 import json
 import re
+import threading
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,6 +15,7 @@ from starlette.testclient import TestClient
 
 from atoll.dashboard.access import LoopbackDoor, Sessions, new_key, new_token
 from atoll.dashboard.app import Dashboard
+from atoll.dashboard.control import REQUESTS, Control
 from atoll.dashboard.sources import sources
 from atoll.operations import admin
 from tests.cli.federation import federation, start_run, wait_for
@@ -176,6 +179,26 @@ def test_pages_of_a_coordinator_lead_to_its_forms(controlling: Browser, reading:
     assert controlling.client.get("/runs/3/one/control").status_code == 404
     assert controlling.client.get("/runs/1/none/control").status_code == 404
     assert controlling.client.get(f"{MEMBERS}/revoke?role=client&name=%3Cb%3E").status_code == 404
+
+
+def test_a_stop_does_not_wait_for_sites_that_are_asked() -> None:
+    control, begun, may_end = Control(lambda _: pytest.fail("no place"), lambda _: ""), list[int](), threading.Event()
+
+    def ask() -> str:
+        begun.append(1)
+        assert may_end.wait(BOUND_S)
+        return "asked"
+
+    async def scene() -> None:
+        asked = [asyncio.create_task(control._off_loop(ask, REQUESTS)) for _ in range(4)]
+        while len(begun) < REQUESTS:
+            await asyncio.sleep(0)
+        assert await control._off_loop(lambda: "stopped") == "stopped"
+        assert (len(begun), [one.done() for one in asked]) == (REQUESTS, [False] * 4)
+        may_end.set()
+        await asyncio.gather(*asked)
+
+    asyncio.run(asyncio.wait_for(scene(), BOUND_S))
 
 
 class Labels(HTMLParser):
