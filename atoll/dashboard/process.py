@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from atoll.dashboard.access import (
     CERTIFICATE,
@@ -40,6 +40,8 @@ END_S = 2
 HEADERS_BYTES_MAX = 32 * 1024
 """Largest size of the headers of a request."""
 
+HEADERS_S = 10.0
+"""Seconds in which a connection sends the headers of its first or next request: a silent one holds no place for ever."""
 
 CONNECTIONS_MAX = 256
 """Largest number of connections at one time; further requests get 503."""
@@ -53,6 +55,17 @@ class _Protocol(H11Protocol):
         super().connection_made(transport)
         if (connection := transport.get_extra_info("ssl_object")) is not None:
             self.app_state = {**self.app_state, CERTIFICATE: connection.getpeercert(binary_form=True)}
+        self.loop.call_later(HEADERS_S, self._end_if_silent, self.cycle)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self.loop.call_later(HEADERS_S, self._end_if_silent, self.cycle)
+
+    def _end_if_silent(self, newest: RequestResponseCycle | None) -> None:
+        """Close the connection if no request has followed the newest one, which is answered."""
+        if self.cycle is newest and (newest is None or newest.response_complete):
+            self.transport.close()
 
 
 class _Server(uvicorn.Server):

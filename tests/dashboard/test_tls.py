@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.dashboard import process
 from atoll.dashboard.access import CertificateDoor
 from atoll.dashboard.app import Dashboard
 from atoll.dashboard.process import _config, _Server
@@ -178,6 +179,20 @@ def test_a_renewed_certificate_of_the_coordinator_is_shown_also_without_a_server
     wait_for(lambda: shown(None) in renewed)
     assert shown(NAME) in renewed
     assert asked(served.connection(Role.AUDITOR, "bob"))[0] == 200
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("asks_first", [False, True])
+def test_a_connection_that_sends_half_a_request_is_closed(
+    served: Served, monkeypatch: pytest.MonkeyPatch, asks_first: bool
+) -> None:
+    monkeypatch.setattr(process, "HEADERS_S", 0.2)
+    connection = served.connection(Role.AUDITOR, "eve")
+    connection.connect()
+    if asks_first:
+        assert asked(connection)[0] == 200
+    connection.sock.sendall(b"GET / HTTP/1.1\r\nHost: ")
+    assert connection.sock.recv(1) == b""
 
 
 def test_all_are_refused_while_the_register_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
