@@ -288,21 +288,27 @@ class Guard:
                 is_complete = not message.get("more_body", False)
             await send(message)
 
-        async def received() -> Message:
-            message = await receive()
-            is_whole = message["type"] == "http.request" and not message.get("more_body", False)
-            if scope["method"] == "POST" and is_whole and await self._admitted(scope) != visitor:
-                raise Refused("what you may do here has changed: load the page again")  # its body came slowly
-            return message
-
         try:
             visitor = await self._admitted(scope)
+            received = self._from_visitor(scope, receive, visitor)
             await self._while_admitted(scope, self._app({**scope, VISITOR: visitor}, received, guarded))
         except Refused as refused:
             if not is_begun:
                 await refuse(str(refused), guarded, with_body=scope["method"] != "HEAD")
             elif not is_complete:
                 await send({"type": "http.response.body", "body": b""})
+
+    def _from_visitor(self, scope: Scope, receive: Receive, visitor: Visitor | None) -> Receive:
+        """Return what receives a body; a POST's, which may come slowly, is whole only if its visitor may act still."""
+
+        async def received() -> Message:
+            message = await receive()
+            is_whole = message["type"] == "http.request" and not message.get("more_body", False)
+            if scope["method"] == "POST" and is_whole and await self._admitted(scope) != visitor:
+                raise Refused("what you may do here has changed: load the page again")
+            return message
+
+        return received
 
     async def _while_admitted(self, scope: Scope, answer: Awaitable[None]) -> None:
         """Wait for an answer, and check its visitor meanwhile; raises Refused."""

@@ -24,7 +24,7 @@ from atoll.interface.roles import check_role
 logger = logging.getLogger(__name__)
 
 CHANGES, REQUESTS = 4, 2
-"""Largest numbers of changes, and of requests for statistics, that are under way at one time: no stop waits for sites."""
+"""Largest numbers of changes, and of requests for statistics, at one time: no stop waits for sites."""
 
 BODY_BYTES_MAX = 16 * 1024
 """Largest size of what a form sends."""

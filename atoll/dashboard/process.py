@@ -41,7 +41,7 @@ HEADERS_BYTES_MAX = 32 * 1024
 """Largest size of the headers of a request."""
 
 HEADERS_S = 10.0
-"""Seconds in which a connection sends the headers of its first or next request: a silent one holds no place for ever."""
+"""Seconds in which a connection sends the headers of its first or next request: a silent one keeps no place."""
 
 CONNECTIONS_MAX = 256
 """Largest number of connections at one time; further requests get 503."""

@@ -146,7 +146,9 @@ class ProxyDoor:
     def check_host(self, host: str) -> None:
         """Check a value of `Host`, which the proxy must pass on; raises Refused."""
         if host not in self._known().hosts:
-            raise Refused(f"{printable(host)[:80]!r} is no address of the dashboard: `hosts` in --users does not name it")
+            raise Refused(
+                f"{printable(host)[:80]!r} is no address of the dashboard: `hosts` in --users does not name it"
+            )
 
     async def visitor(self, scope: Scope, headers: Headers) -> Visitor:
         """Return the user that the proxy names; raises Refused."""

@@ -228,9 +228,7 @@ async def test_a_call_that_lasts_holds_no_place_for_ever_at_a_port_for_strangers
     async with running(tmp_path / "state", **settings) as it, grpc.aio.insecure_channel(it.ports.probes[1]) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         with pytest.raises(grpc.aio.AioRpcError):
-            while await watch.read() is not grpc.aio.EOF:
-                pass
-            await watch.code()
+            [_ async for _ in watch]
 
 
 @live
