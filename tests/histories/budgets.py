@@ -74,7 +74,7 @@ def _samples(history: History, rules: PrivacyRules) -> Iterator[str]:
         if isinstance(effect, TellMember) and isinstance(effect.question, Boxes):
             attempts[effect.client_id, effect.round_id].add(effect.attempt)
             if len(attempts[effect.client_id, effect.round_id]) > 1:
-                yield f"at {step.at:.3f} {effect.client_id} adds a second noise to its sample of round {effect.round_id}"
+                yield f"at {step.at:.3f} {effect.client_id} adds two noises to its sample of round {effect.round_id}"
 
 
 def _versions(history: History, rules: CorrelatedRules) -> Iterator[str]:
@@ -87,7 +87,7 @@ def _versions(history: History, rules: CorrelatedRules) -> Iterator[str]:
             if isinstance(effect, Aggregate):
                 folds[effect.round_id] = effect
                 if [*effect.earlier] != noises[: rules.bands - 1]:
-                    yield f"at {step.at:.3f} round {effect.round_id} takes off {effect.earlier}, not the last of {noises}"
+                    yield f"at {step.at:.3f} round {effect.round_id} takes off {effect.earlier}, not {noises}"
             elif isinstance(effect, Commit):
                 fold, updates = folds[effect.round_id], set_digest(effect.used)
                 noises.insert(0, NoiseRow(effect.round_id, model, updates))
