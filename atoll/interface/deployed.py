@@ -12,7 +12,7 @@ from atoll.interface.following import Event, async_events, events
 from atoll.interface.overrides import overrides_of, plain_of
 from atoll.interface.tables import Page, Table, of_sites
 from atoll.interface.tasks import reference_of
-from atoll.operations.place import STATE, Named, asking, is_elsewhere
+from atoll.operations.place import HERE, STATE, Named, asking, is_elsewhere
 from atoll.protocol.json_values import flat
 from atoll.protocol.paging import ALL, COUNT_MAX, FILTERS, Paging
 from atoll.task.array_task import ArrayTask
@@ -54,7 +54,7 @@ def connect(
     if database or folder.exists():
         if credential is not None:
             raise AtollError(f"credential: got {str(credential)!r}, and {folder} is on this machine: leave it out")
-        return Federation(folder, database)
+        return Federation(folder, database, named=HERE)
     if address or (credential is not None and folder == STATE):
         named = Named(None if credential is None else Path(credential).expanduser(), address)
         with asking(named):
@@ -65,7 +65,7 @@ def connect(
             f"there is no state directory {folder}, and `atoll join` left no credential here: name the directory of "
             "the coordinator, or its address HOST:PORT and a credential, or join it"
         )
-    return Federation(folder)
+    return Federation(folder, named=Named())
 
 
 class Federation:
@@ -229,7 +229,8 @@ class Federation:
             return thread.submit(answer).result()
 
     def __repr__(self) -> str:
-        found = str(self._state) if self._named is None else self._named.address or str(self._named.folder)
+        named = self._named or HERE
+        found = named.address or str(named.folder or self._state)
         return f"Federation({found!r})"
 
     def _repr_html_(self) -> str:

@@ -11,7 +11,7 @@ from atoll.interface.arguments import folder_of
 from atoll.interface.deployed import Federation, connect
 from atoll.interface.errors import AtollError, one_error
 from atoll.interface.simulated import SimulatedRun
-from atoll.operations.place import STATE, is_elsewhere
+from atoll.operations.place import STATE, credential_folder, is_elsewhere
 
 if TYPE_CHECKING:
     from atoll.server.identity.readers import StoredReaders
@@ -113,11 +113,22 @@ _ALLOWED = (
 )
 
 
+@one_error()
 def places_here() -> list[str]:
-    """Return the places of the current folder: the coordinator here or joined, the agents, and the simulations."""
-    found = [str(STATE)] if STATE.is_dir() or is_elsewhere(STATE) else []
+    """Return the places of the current folder: the coordinator here or joined, the agents, and the simulations.
+
+    Raises:
+        AtollError: the address of the joined coordinator cannot be read.
+    """
+    found = [str(STATE)] if STATE.is_dir() else [_joined_address()] if is_elsewhere(STATE) else []
     found += sorted(str(path.parent) for path in Path().glob("atoll-agent*/policy.db"))
     return [*found, *(["."] if Simulations(".").names else [])]
+
+
+def _joined_address() -> str:
+    from atoll.protocol.identity.enrolling import Place
+
+    return Place.load(credential_folder()).admin_address
 
 
 @one_error()

@@ -30,6 +30,9 @@ class Named:
     address: str = ""
 
 
+HERE = Named()
+"""The coordinator of a state directory on this machine, also after the directory has gone."""
+
 _named: ContextVar[Named | None] = ContextVar("named", default=None)
 
 
@@ -44,13 +47,14 @@ def asking(named: Named | None) -> Iterator[None]:
 
 
 def named_here() -> Named | None:
-    """Return the coordinator that a program has named; None: it has named none."""
-    return _named.get()
+    """Return the coordinator elsewhere that a program has named; None: it has named none."""
+    named = _named.get()
+    return None if named is HERE else named
 
 
 def credential_folder() -> Path:
     """Return the folder of the credential: the named one, or this person's."""
-    named = _named.get()
+    named = named_here()
     return identity_folder() if named is None or named.folder is None else named.folder
 
 
@@ -58,7 +62,7 @@ def is_elsewhere(state: Path) -> bool:
     """Return whether a command calls a joined coordinator: a program names one, or `state` does not exist here."""
     if named_here() is not None:
         return True
-    if state.exists():
+    if _named.get() is HERE or state.exists():
         return False
     try:
         return (credential_folder() / PLACE).exists()
