@@ -84,12 +84,12 @@ def test_a_restored_buffer_charges_also_what_trained_at_the_backup() -> None:
 
 def test_a_restored_buffer_charges_each_older_version_from_which_an_update_may_have_come() -> None:
     """Client a was out of time twice: after the backup one buffer may have had all three of its updates."""
-    flow = Flow(rules={"privacy": rules(uses=9)}, buffer_size=1, quorum=1, deadline=60.0)
+    flow = Flow(rules={"privacy": rules(uses=9)}, buffer_size=1, quorum=1, deadline=60.0, max_staleness=4)
     flow.join("ab")
-    for at in (10, 70):
+    for at, deadline in ((10, 60), (65, 120)):
         flow.update("b", at=at)
         flow.commit()
-        flow.tick(at=at + 50)  # a's deadline; it is asked again from the next version
+        flow.tick(at=deadline)  # of a, which is asked again from the next version
     assert (flow.machine.ledger.version, flow.training["a"]) == (2, 3)
     assert uses(flow) == {"a": 0, "b": 2}
     named(flow, 3)
