@@ -133,10 +133,10 @@ def _faults(old: RunConfig, new: RunConfig, version: int) -> Iterator[str]:
         ):
             if one != other:
                 yield f"--set: {name}: got {other}, and correlated noise is computed for {one}; allowed: that"
-    if old.round.is_asynchronous and (one := _steps(old)) > (other := _steps(new)) > 0:
-        got = f"got {count_of(other, 'step')} in a training"
-        got += f", and an update of {one} may be under way, charged as it comes"
-        yield f"--set: local: {got}; allowed: {count_of(one, 'step')} or more, or another run"
+    if old.round.is_asynchronous and (before := _steps(old)) > (after := _steps(new)) > 0:
+        got = f"got {count_of(after, 'step')} in a training"
+        got += f", and an update of {before} may be under way, charged as it comes"
+        yield f"--set: local: {got}; allowed: {count_of(before, 'step')} or more, or another run"
     if new.rounds <= version:
         committed = count_of(version, "version is", "versions are")
         got = f"is {new.rounds}, and" if new.rounds == old.rounds else f"got {new.rounds};"
