@@ -16,7 +16,7 @@ from pathlib import Path
 
 from atoll.client.disk.fresh_bytes import FreshBytes
 from atoll.client.disk.spool import Entry
-from atoll.client.policy.budgets.site_budgets import SiteBudgets, budgets_of
+from atoll.client.policy.budgets.site_budgets import SiteBudgets
 from atoll.client.policy.config import PrivacyPolicy, SecurePolicy
 from atoll.client.policy.decide import (
     ALLOWED,
@@ -151,11 +151,14 @@ class Gate:
         policy = self._file.policy
         if policy is None or not policy.privacy.data:
             return self.disclosure
+        manifest = parse_update(entry.manifest)
+        run_id, number = manifest.run_id, manifest.round_id
         try:
-            task = self._history.task_of(parse_update(entry.manifest).run_id)
+            task = self._history.task_of(run_id)
+            upload = PolicyRequest(kind=Kind.UPLOAD, run_id=run_id, task=task, number=number)
+            is_free = self._budgets.is_free(policy.privacy, upload)
         except HistoryUnusable:
             return Disclosure(MetricsLeave.NONE)
-        is_free = task and not budgets_of(policy.privacy.data, task)
         return self.disclosure if is_free else Disclosure(MetricsLeave.NONE)
 
     @property

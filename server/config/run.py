@@ -273,7 +273,7 @@ class RunConfig(BaseModel):
         """What sites must know and approve of the differential privacy, as they are told."""
         if self.privacy is None:
             return {}
-        terms = self._of_examples
+        terms = self.example_terms
         bits = 0 if self.secure is None else self.secure.bits
         told = self.privacy.told(self.rounds) if terms is None else given_of(terms, bits)
         return {f"{PRIVACY}{name}": value for name, value in told.items()}
@@ -287,7 +287,7 @@ class RunConfig(BaseModel):
         return {**self.local, **schedules}
 
     @property
-    def _of_examples(self) -> ExampleTerms | None:
+    def example_terms(self) -> ExampleTerms | None:
         """The terms of a guarantee for examples; None: there is none."""
         return None if self.privacy is None else self.privacy.of_examples(self._local_values, self.rounds)
 
@@ -299,7 +299,7 @@ class RunConfig(BaseModel):
                 return self.privacy.rules(self.rounds, self.round.cohort_size)
             honest = self.privacy.honest_of(self.secure.rules(), self.round.cohort_size)
             return self.privacy.rules(self.rounds, self.round.cohort_size, honest)
-        if (terms := self._of_examples) is None:
+        if (terms := self.example_terms) is None:
             return None
         if not terms.batch or self.privacy is None or self.secure is None:
             return rules_of(terms)
@@ -420,7 +420,7 @@ class RunConfig(BaseModel):
 
     def _faults_of_examples(self) -> Iterator[str]:
         """Yield the settings of other tables that a guarantee for examples excludes."""
-        terms = self._of_examples
+        terms = self.example_terms
         of_budget = [*example_privacy.faults_of_budget(terms)] if terms is not None else []
         if terms is not None:
             yield from of_budget

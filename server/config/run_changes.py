@@ -133,6 +133,10 @@ def _faults(old: RunConfig, new: RunConfig, version: int) -> Iterator[str]:
         ):
             if one != other:
                 yield f"--set: {name}: got {other}, and correlated noise is computed for {one}; allowed: that"
+    if old.round.is_asynchronous and (before := _steps(old)) > (after := _steps(new)) > 0:
+        got = f"got {count_of(after, 'step')} in a training"
+        got += f", and an update of {before} may be under way, charged as it comes"
+        yield f"--set: local: {got}; allowed: {count_of(before, 'step')} or more, or another run"
     if new.rounds <= version:
         committed = count_of(version, "version is", "versions are")
         got = f"is {new.rounds}, and" if new.rounds == old.rounds else f"got {new.rounds};"
@@ -140,6 +144,11 @@ def _faults(old: RunConfig, new: RunConfig, version: int) -> Iterator[str]:
     place = new.cohort.sampler.rpartition(":")[0]
     if new.cohort.sampler != old.cohort.sampler and place.endswith(".py") and not os.path.isabs(place):
         yield f"--set: cohort.sampler: {place} is relative; allowed: an absolute path on the coordinator's machine"
+
+
+def _steps(config: RunConfig) -> int:
+    """Return the most steps of a training with a guarantee for examples; 0: there is none."""
+    return 0 if (terms := config.example_terms) is None else terms.steps
 
 
 def _fixed(key: str) -> str:

@@ -67,6 +67,12 @@ class Invitations:
         is_young = self._ledger.version - record.base_version <= self._policy.max_staleness
         return is_young and record.base_version not in self._ledger.lost
 
+    def older(self) -> list[ClientId]:
+        """Return the clients from which an update may still come, once for each version before the newest one."""
+        records = [r for r in self._records.newest_first() if r.base_version < self._ledger.version]
+        asked = {(c, r.base_version) for r in records if self.may_still_count(r) for c in r.clients}
+        return sorted(client_id for client_id, version in asked if not self.has_counted(client_id, version))
+
     # ------------------------------------------------------------ open invitations
 
     def invite(self, record: RoundRecord, clients: tuple[ClientId, ...], now: float) -> Effects:

@@ -216,8 +216,8 @@ class RunMachine(Evaluations):
         An open round is abandoned: its clients may have spent their budgets since. One that aggregates was closed
         before the backup, and its charge stays; it counts among the later rounds, too, as another fold of it would be
         another release if the secret of the noise was not in the backup. Where the clients add the noise, each attempt
-        of these rounds may have been charged. In asynchronous modes a client that was training at the backup may have
-        been in one sum more than there were rounds.
+        of these rounds may have been charged. In asynchronous modes a client may also have been in a sum with an update
+        from each older version for which it was asked. A run with correlated noise has no later round: all uses count.
         """
         ledger, privacy = self.ledger, self.rules.privacy
         if privacy is None or ledger.restoration == event.restoration:
@@ -228,12 +228,16 @@ class RunMachine(Evaluations):
             return ()
         membership, secure = ledger.membership, self.rules.secure
         each = secure.attempts if secure is not None and privacy.noise_by == "clients" else 1
-        membership.charge_all(number * each + self.rules.policy.is_asynchronous, privacy)
+        membership.charge_all(max(number * each, privacy.participations_max if privacy.earlier else 0), privacy)
+        for client_id in self.invitations.older() if self.rules.policy.is_asynchronous else ():
+            membership.charge(client_id, privacy)
         charge = privacy.charged(len(membership.members), membership.most_spent, membership.most_uses)
         rounds = f"rounds {closed + 1} to {event.round_id}"
         effects: Effects = (AuditCharge(rounds, charge),)
         if privacy.earlier:  # the noises of those rounds are not known here, so no later one can take them off
             why = f"{rounds} came after the restored backup, and the noise of later rounds would need theirs"
+            if self.round is not None:
+                return effects + self.round.end_after_restoration(why, now)  # the run ends: no client has a budget
             return effects + self._end(RunState.FINISHED, why)
         if self.round is not None and self.round.phase is not Phase.AGGREGATING:
             return effects + self.round.end_after_restoration(f"{rounds} were charged to all clients", now)

@@ -6,16 +6,32 @@ updates leave. Epsilon is checked by the privacy profile of the Gaussian mechani
 by the product's account:
 
     delta(epsilon) = Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu),   mu^2 = uses steps / z^2
+
+Of correlated noise mu is the length by which the versions of a client move all releases, taken through the inverse of
+the noise's matrix, over that of the most uses as close as they may be, over z.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 from atoll.protocol.secure.messages import Boxes
-from atoll.protocol.vocabulary import ClientId, RoundId, RunState
-from atoll.server.rounds.events import Abandon, Accept, Aggregate, AuditCharge, Effect, Event, FilesLost
-from atoll.server.rounds.privacy_rules import ExampleRules, PrivacyRules
+from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunState, Version
+from atoll.server.rounds.events import (
+    Abandon,
+    Accept,
+    Aggregate,
+    AuditCharge,
+    Commit,
+    Effect,
+    Event,
+    FilesLost,
+    NoiseRow,
+    RunStarted,
+    set_digest,
+)
+from atoll.server.rounds.privacy_rules import CorrelatedRules, ExampleRules, PrivacyRules
 from atoll.server.rounds.run_rules import RunRules
 from atoll.server.rounds.session_events import OpenSum, SumOpened, TellMember
 from tests.histories.history import History
@@ -44,6 +60,61 @@ def faults_of_budgets(history: History) -> Iterator[str]:
             if uses[client_id] > rules.participations_max or not _is_within(rules, uses[client_id]):
                 yield f"at {step.at:.3f} {client_id} is used {uses[client_id]} times, beyond its budget"
     yield from _ledger(history, rules, uses)
+    yield from _samples(history, rules)
+    if isinstance(rules, CorrelatedRules):
+        yield from _versions(history, rules)
+
+
+def _samples(history: History, rules: PrivacyRules) -> Iterator[str]:
+    """Yield the clients whose masked updates of one sample may leave in two attempts: two noises on it cost more."""
+    if not isinstance(rules, ExampleRules) or rules.noise_by != "clients":
+        return
+    attempts: defaultdict[tuple[ClientId, RoundId], set[int]] = defaultdict(set)
+    for step, effect in history.effects():
+        if isinstance(effect, TellMember) and isinstance(effect.question, Boxes):
+            attempts[effect.client_id, effect.round_id].add(effect.attempt)
+            if len(attempts[effect.client_id, effect.round_id]) > 1:
+                yield f"at {step.at:.3f} {effect.client_id} adds two noises to its sample of round {effect.round_id}"
+
+
+def _versions(history: History, rules: CorrelatedRules) -> Iterator[str]:
+    """Check the noises of folds, the distances of a client's versions, and that it is charged for what these cost."""
+    model, folds = Digest(""), dict[RoundId, Aggregate]()
+    noises, bases = list[NoiseRow](), defaultdict[ClientId, list[Version]](list)
+    for step in history.steps:
+        model = step.event.model_digest if isinstance(step.event, RunStarted) else model
+        for effect in step.effects:
+            if isinstance(effect, Aggregate):
+                folds[effect.round_id] = effect
+                if [*effect.earlier] != noises[: rules.bands - 1]:
+                    yield f"at {step.at:.3f} round {effect.round_id} takes off {effect.earlier}, not {noises}"
+            elif isinstance(effect, Commit):
+                fold, updates = folds[effect.round_id], set_digest(effect.used)
+                noises.insert(0, NoiseRow(effect.round_id, model, updates))
+                model = effect.model_digest
+                for each in fold.contributions:
+                    bases[each.client_id].append(fold.base_version)
+    assert history.machine is not None
+    members = history.machine.ledger.membership.members
+    for client_id, versions in bases.items():
+        if any(after - before < rules.apart for before, after in pairwise(versions)):
+            yield f"{client_id} is in versions that are not {rules.apart} apart: {versions}"
+        if members[client_id].spent < _mu(rules, versions) ** 2 * (1 - 1e-9):
+            yield f"{client_id} has spent {members[client_id].spent} in versions {versions}"
+
+
+def _mu(rules: CorrelatedRules, versions: Iterable[int]) -> float:
+    most = range(0, rules.participations_max * rules.apart, rules.apart)
+    return _moved(rules, versions) / _moved(rules, most) / rules.noise_multiplier
+
+
+def _moved(rules: CorrelatedRules, versions: Iterable[int]) -> float:
+    """Return the length of D^-1 v, where v has 1 in each of these versions, and D (1 - x)^(1/2) as far as its bands."""
+    d = [-math.comb(2 * j, j) / (4**j * (2 * j - 1)) for j in range(rules.bands)]
+    wanted, found = {*versions}, list[float]()
+    for t in range(rules.rounds):
+        found.append((t in wanted) - sum(d[j] * found[t - j] for j in range(1, min(rules.bands, t + 1))))
+    return math.hypot(*found)
 
 
 class _Releases:
@@ -93,10 +164,19 @@ class _Releases:
 
 
 def _is_within(rules: PrivacyRules, uses: int) -> bool:
-    steps = rules.steps if isinstance(rules, ExampleRules) else 1
-    mu = math.sqrt(uses * steps) / rules.noise_multiplier
+    mu = math.sqrt(_spent(rules, uses))
+    if isinstance(rules, ExampleRules):
+        mu /= rules.noise_multiplier
     upper, lower = (0.5 * math.erfc((rules.epsilon / mu + side * mu / 2) / math.sqrt(2)) for side in (-1, 1))
     return upper - math.exp(rules.epsilon) * lower <= rules.delta * (1 + 1e-9)
+
+
+def _spent(rules: PrivacyRules, uses: int) -> float:
+    """Return what a client has spent: of examples the steps, else mu^2."""
+    if isinstance(rules, CorrelatedRules):
+        uses = min(uses, rules.participations_max)
+        return _mu(rules, range(0, uses * rules.apart, rules.apart)) ** 2
+    return uses * rules.steps if isinstance(rules, ExampleRules) else uses / rules.noise_multiplier**2
 
 
 def _ledger(history: History, rules: PrivacyRules, uses: Counter[ClientId]) -> Iterator[str]:
@@ -107,14 +187,18 @@ def _ledger(history: History, rules: PrivacyRules, uses: Counter[ClientId]) -> I
     for client_id, member in members.items():
         if member.uses != uses[client_id]:
             yield f"{client_id} was charged {member.uses} times, and used {uses[client_id]} times"
-        if not math.isclose(member.spent, member.uses * rules.cost, rel_tol=1e-9, abs_tol=1e-12):
+        if not math.isclose(member.spent, _spent(rules, member.uses), rel_tol=1e-9, abs_tol=1e-12):
             yield f"{client_id} has spent {member.spent} in {member.uses} uses"
     charges: dict[RoundId, int] = {n: r.charge.uses for n, r in history.records.items() if r.charge is not None}
     most = max(uses.values(), default=0)
     if [*charges.values()] != sorted(charges.values()) or max(charges.values(), default=0) > most:
         yield f"the charges of the records are {charges}, and the most used client is used {most} times"
     may_be_used = [
-        name for name in members if uses[name] < rules.participations_max and _is_within(rules, uses[name] + 1)
+        name
+        for name, member in members.items()
+        if uses[name] < rules.participations_max
+        and _is_within(rules, uses[name] + 1)
+        and member.apart_until <= ledger.version
     ]
     quorum = history.scenario.rules.policy.quorum_count
     if ledger.state is RunState.FINISHED and SPENT in ledger.cause and len(may_be_used) >= quorum:

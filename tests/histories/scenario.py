@@ -10,7 +10,13 @@ from atoll.protocol.vocabulary import Version
 from atoll.server.config.run import CohortConfig
 from atoll.server.rounds.events import Sums
 from atoll.server.rounds.policy import StragglerPolicy
-from atoll.server.rounds.privacy_rules import ExampleRules, PrivacyRules, SharedRules
+from atoll.server.rounds.privacy_rules import (
+    CorrelatedRules,
+    ExampleRules,
+    PrivacyRules,
+    SharedExampleRules,
+    SharedRules,
+)
 from atoll.server.rounds.run_rules import EarlyStop, RunRules, Source, WaitRules, WatchedMetric
 from atoll.server.rounds.secure_rules import SecureRules
 from tests.histories.faults import Faults, Seconds, random_faults
@@ -281,7 +287,38 @@ def private_scenario(seed: int) -> Scenario:
         pacer_window=0,
     )
     num_clients = max(drawn.num_clients, policy.num_invited) + rng.randint(0, 3)
-    return replace(drawn, rules=rules, num_clients=num_clients, cohort=EVENLY)
+    scenario = replace(drawn, rules=rules, num_clients=num_clients, cohort=EVENLY)
+    return _with_other_noise(scenario, random.Random(f"noise {seed}"))
+
+
+def _with_other_noise(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Draw, in half of the worlds that may have it, noise that is correlated or that sites share for examples."""
+    rules, privacy = scenario.rules, scenario.rules.privacy
+    if privacy is None or rng.random() < 0.5:
+        return scenario
+    epsilon_1 = epsilon_of(1 / privacy.noise_multiplier, privacy.delta) * 1.001  # of a single use or step
+    limits = epsilon_1, privacy.delta, privacy.noise_multiplier, 1.0
+    if type(privacy) is PrivacyRules and rules.secure is None:
+        apart = rng.randint(1, 3)
+        most = min(privacy.participations_max, -(-rules.rounds // apart))
+        spent_max = mu_within(epsilon_1, privacy.delta) ** 2
+        of_run: dict[str, Any] = {"rounds": rules.rounds, "apart": apart, "bands": rng.randint(1, min(4, rules.rounds))}
+        num_clients = max(scenario.num_clients, rules.policy.num_invited * apart + rng.randint(0, 2))
+        rules = replace(rules, privacy=CorrelatedRules(*limits, most, spent_max, **of_run))
+        return replace(scenario, rules=rules, num_clients=num_clients)
+    if type(privacy) is ExampleRules and rules.secure is not None:
+        uses, honest = rng.randint(1, 6), rng.choice([2, 3])
+        epsilon = epsilon_of(math.sqrt(uses) / privacy.noise_multiplier, privacy.delta) * 1.001
+        of_steps: dict[str, Any] = {"sample_rate": 1.0, "steps": 1, "epsilon_last": epsilon}
+        of_steps |= {"honest_min": honest, "colluders": 1}
+        most = privacy.participations_max
+        shared = SharedExampleRules(epsilon, *limits[1:], most, uses, **of_steps)
+        fewest, policy = shared.sum_min, rules.policy
+        size, quorum = max(policy.cohort_size, fewest), max(policy.quorum_count, fewest)
+        policy = policy.model_copy(update={"cohort_size": size, "quorum": quorum})
+        rules = replace(rules, policy=policy, secure=replace(rules.secure, sum_min=fewest), privacy=shared)
+        return replace(scenario, rules=rules, num_clients=max(scenario.num_clients, policy.num_invited))
+    return scenario
 
 
 def _random_scenario(seed: int | str, preset: str) -> Scenario:

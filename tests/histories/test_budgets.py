@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from atoll.server.rounds.membership import Membership
-from atoll.server.rounds.privacy_rules import ExampleRules, PrivacyRules, SharedRules
+from atoll.server.rounds.privacy_rules import (
+    CorrelatedRules,
+    ExampleRules,
+    PrivacyRules,
+    SharedExampleRules,
+    SharedRules,
+)
 from tests.histories.judge import BadHistory, judged
 from tests.histories.scenario import BUDGETS, random_scenario
 
@@ -31,7 +37,8 @@ def test_the_worlds_have_every_kind_of_guarantee_and_mode() -> None:
     kinds = {(type(rules.privacy), rules.policy.mode, rules.secure is not None) for rules in drawn}
     assert kinds == {
         *((kind, "sync", is_secure) for kind in (PrivacyRules, ExampleRules) for is_secure in (False, True)),
-        (SharedRules, "sync", True),
+        *((kind, "sync", True) for kind in (SharedRules, SharedExampleRules)),
+        (CorrelatedRules, "sync", False),
         *((ExampleRules, mode, False) for mode in ("fedbuff", "fedasync")),
     }
 
@@ -61,8 +68,9 @@ def _doubled(charge: Callable[..., None]) -> Callable[..., None]:
         ("charge", _free, "was charged 0 times, and used|is used 2 times|beyond its budget"),
         ("charge", _doubled(Membership.charge), "was charged 2 times, and used 1 times"),
         ("_mark", _free, "beyond its budget"),
+        ("keep_apart", _free, "in versions that are not 2 apart"),
     ],
-    ids=["nothing is charged", "everything twice", "a spent client is asked again"],
+    ids=["nothing is charged", "everything twice", "a spent client is asked again", "nobody is kept apart"],
 )
 def test_a_wrong_charge_is_found(monkeypatch: pytest.MonkeyPatch, method: str, broken: Any, what: str) -> None:
     monkeypatch.setattr(Membership, method, broken)

@@ -68,6 +68,10 @@ class SiteBudgets:
         known = {budget.name for budget in policy.data}
         return [name for name in self._opened(policy).read().names() if name not in known]
 
+    def is_free(self, policy: PrivacyPolicy, request: PolicyRequest) -> bool:
+        """Return whether a request is known to read no data with a budget."""
+        return not self._budgets(policy, request)
+
     def objection(self, policy: PrivacyPolicy, request: PolicyRequest) -> str:
         """Return why a request is not allowed by the budgets of the data that it reads; empty: it is."""
         if not policy.data:
@@ -143,12 +147,18 @@ class SiteBudgets:
         return told, fault
 
     def _budgets(self, policy: PrivacyPolicy, request: PolicyRequest) -> list[DataBudget] | str:
-        """Return the data sets that a request reads, or why they are not known."""
-        if request.task:
-            return budgets_of(policy.data, request.task)
-        accounts, work = self._opened(policy).read(), self._work(request)
-        found = [budget for budget in policy.data if any(accounts.account(budget.name).of_round(work))]
-        return found or f"an update of round {request.number} of a run that this site does not know any more"
+        """Return the data sets that a request reads, or why they are not known.
+
+        An update is of those that its round was charged to, too, whatever task the run has asked for since.
+        """
+        found = budgets_of(policy.data, request.task) if request.task else []
+        if request.kind is Kind.UPLOAD:
+            accounts, work = self._opened(policy).read(), self._work(request)
+            charged = [budget for budget in policy.data if any(accounts.account(budget.name).of_round(work))]
+            found += [budget for budget in charged if budget not in found]
+        if found or request.task:
+            return found
+        return f"an update of round {request.number} of a run that this site does not know any more"
 
     def _charge_of(self, request: PolicyRequest, fresh: str) -> Charge:
         """Return what a training spends.
@@ -171,6 +181,8 @@ class SiteBudgets:
             spending = inside or spending_of(request.local or "{}")
         except ValueError as error:
             raise ValueError(f"a training {error}") from None
+        if inside is None and request.terms is not None and spending.unit == "client":
+            raise ValueError("a training in a secure sum without noise, to which metrics are added as they are")
         if request.algorithm not in ALGORITHMS:
             raise ValueError(f"a training with algorithm {request.algorithm!r}: allowed are {', '.join(ALGORITHMS)}")
         named = json.dumps([request.content, self._noise, fresh])

@@ -109,6 +109,16 @@ def test_the_sites_get_the_terms_and_read_the_same_ones() -> None:
             changed(config, [f"privacy.{key}={value}"], version=3)
 
 
+def test_steps_that_are_under_way_in_an_asynchronous_run_are_not_charged_as_fewer() -> None:
+    cohort = {"round.cohort_size=4"}
+    text = [*(set(PRIVATE) - cohort), STEPS, NOISY, 'round.mode="fedbuff"']
+    config = load_text(RunFile, 'task = "m:t"', text, name="run.toml").run
+    with pytest.raises(ConfigError, match="got 5 steps in a training, and an update of 15 may be under way"):
+        changed(config, ["local.max_steps=5"], version=3)
+    assert rules_of(changed(config, ["local.max_steps=20"], version=3)).cost == 20
+    assert rules_of(changed(with_noise(run_with([STEPS, NOISY])), ["local.max_steps=5"], version=3)).cost == 5
+
+
 def test_sites_are_told_of_a_guarantee_for_clients_what_their_budgets_charge() -> None:
     others = ["privacy.epsilon=8.0", "privacy.delta=1e-6", "privacy.clip_norm=1.0", 'aggregation.weighting="uniform"']
     config = load_text(RunFile, 'task = "m:t"', [*others, "round.cohort_size=4"], name="run.toml").run

@@ -16,6 +16,7 @@ from atoll.server.rounds.events import (
     DrawCohort,
     EndRun,
     NoiseRow,
+    ResumeRequested,
     RoundDue,
     set_digest,
 )
@@ -151,13 +152,25 @@ def test_a_client_has_spent_the_share_of_its_uses_and_all_of_them_spend_the_budg
     assert decode_rules(encode_rules(private(of_run).rules), where="").privacy == of_run
 
 
-def test_a_restored_run_whose_later_noises_are_unknown_ends() -> None:
-    drive = private(correlated(apart=1), "ab", rounds=12)
+@pytest.mark.parametrize("is_open", [False, True], ids=["between rounds", "in a fold"])
+def test_a_restored_run_whose_later_noises_are_unknown_ends(*, is_open: bool) -> None:
+    privacy = correlated(apart=1)
+    drive = private(privacy, "ab", rounds=12)
     offered(drive)
     aggregated(drive, "ab")
     drive.fold()
-    effects = named(drive, 3)
+    if is_open:
+        offered(drive)
+        aggregated(drive, "ab")
+    ends = [effect for effect in named(drive, 3) if isinstance(effect, EndRun)]
     why = "rounds 2 to 3 came after the restored backup, and the noise of later rounds would need theirs"
-    assert effects[-1] == EndRun(RunState.FINISHED, why)
-    assert uses(drive) == {"a": 3, "b": 3}
+    spent = "the privacy budget is spent: epsilon 4 of 4 at delta 1e-05 after 1 round"
+    assert ends == [EndRun(RunState.FINISHED, spent if is_open else why)]
+    assert min(uses(drive).values()) >= privacy.participations_max
+    if is_open:
+        assert drive.record.detail == why
+    drive.machine.validate()
+    more = replace(privacy, epsilon=8.0, spent_max=mu_within(8.0, DELTA) ** 2)
+    again = drive.do(ResumeRequested(rules=replace(drive.machine.rules, privacy=more)))
+    assert again == [EndRun(RunState.FINISHED, spent.replace("of 4", "of 8"))], "no round follows a resume"
     drive.machine.validate()

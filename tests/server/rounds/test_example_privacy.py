@@ -76,7 +76,21 @@ def test_a_restored_buffer_charges_also_what_trained_at_the_backup() -> None:
     for client in "ab":
         flow.update(client)
     flow.commit()
-    before = uses(flow)
     named(flow, 4)
-    forgotten = 4 - 1 + 1
-    assert uses(flow) == {name: count + forgotten for name, count in before.items()}, "c was training since round 1"
+    assert uses(flow) == {"a": 1 + 3, "b": 1 + 3, "c": 3 + 1}, "c was training since round 1, from version 0"
+    flow.join("d")
+    assert uses(flow)["d"] == 3
+
+
+def test_a_restored_buffer_charges_each_older_version_from_which_an_update_may_have_come() -> None:
+    """Client a was out of time twice: after the backup one buffer may have had all three of its updates."""
+    flow = Flow(rules={"privacy": rules(uses=9)}, buffer_size=1, quorum=1, deadline=60.0, max_staleness=4)
+    flow.join("ab")
+    for at, deadline in ((10, 60), (65, 120)):
+        flow.update("b", at=at)
+        flow.commit()
+        flow.tick(at=deadline)  # of a, which is asked again from the next version
+    assert (flow.machine.ledger.version, flow.training["a"]) == (2, 3)
+    assert uses(flow) == {"a": 0, "b": 2}
+    named(flow, 3)
+    assert uses(flow) == {"a": 1 + 2, "b": 2 + 1}

@@ -223,7 +223,7 @@ def test_an_unknown_task_is_said_at_the_start(make: Make, reference: str, words:
 def test_a_task_with_faults_tells_them_all(make: Make, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("from atoll import Task\ntask = Task(model=1, data=2, loss=len)\n")
     with pytest.raises(
-        WorkerError, match=r"(?s)task_broken.*model must be callable, got 1; data must be callable, got 2"
+        WorkerError, match=r"(?s)task_broken.*model must be callable, got 1; Task: data must be callable, got 2"
     ):
         make(f"{tmp_path}/bad.py:task").start()
 

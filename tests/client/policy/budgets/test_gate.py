@@ -18,7 +18,7 @@ from atoll.protocol.disclosure import MetricsLeave
 from atoll.protocol.privacy import composition, loss_distribution
 from atoll.protocol.privacy.composition import epsilon_bound, epsilon_of
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.vocabulary import Version
+from atoll.protocol.vocabulary import Digest, Version
 from tests.client.policy.budgets.test_terms import CLIENT, EXAMPLE
 from tests.client.policy.test_gate import RUN, invitation, spooled, survey, version, written
 from tests.server.sessions.small_federation import privacy_of, terms_of
@@ -165,6 +165,7 @@ def test_each_masked_update_of_a_private_sum_is_charged(tmp_path: Path) -> None:
         assert len(site.lines("privacy.charge")) == charges
     plain = invitation(2, local="{}", secure=terms_of())
     assert "without differential privacy" in site.gate.ask(plain).detail
+    assert "in a secure sum without noise" in site.gate.ask(private(2, secure=terms_of())).detail
     little = terms_of(privacy=privacy_of(noise_multiplier=1e-6).text())
     decision = site.gate.ask(invitation(2, local="{}", secure=little))
     assert (decision.rule, "noise_multiplier" in decision.detail) == (Rule.BUDGET, True)  # dishonest move 43
@@ -203,8 +204,20 @@ def test_no_metrics_of_data_with_a_budget_leave_with_an_update(tmp_path: Path) -
     assert site.gate.disclosure_of(entry).metrics is MetricsLeave.NONE, "a run that is not known"
     site.gate.admit(private(), version())
     assert site.gate.disclosure_of(entry).metrics is MetricsLeave.NONE
-    site.gate.admit(invitation(task="u"), version())
-    assert site.gate.disclosure_of(entry).metrics is MetricsLeave.PER_SITE
+    (folder := tmp_path / "of u").mkdir()
+    other = Site(folder)
+    other.gate.admit(invitation(task="u"), version())
+    assert other.gate.disclosure_of(entry).metrics is MetricsLeave.PER_SITE
+
+
+def test_an_update_is_of_the_data_that_its_round_was_charged_to_whatever_its_run_asks_for_since(tmp_path: Path) -> None:
+    site, entry = Site(tmp_path), spooled(tmp_path)
+    site.gate.admit(private(), version())
+    assert site.gate.ask_upload(entry).is_allowed
+    assert site.gate.ask(invitation(2, task="u")).is_allowed, "a task for data without a budget"
+    assert site.gate.disclosure_of(entry).metrics is MetricsLeave.NONE
+    assert site.gate.ask_upload(replace(entry, digest=Digest("another"))).is_allowed
+    assert len(site.lines("privacy.charge")) == 2, "another update of the same data"
 
 
 def test_terms_that_change_after_an_approval_wait_again(tmp_path: Path) -> None:
