@@ -42,6 +42,15 @@ EVERY_SITE = (
     "for site in north south east; do "
     "atoll agent task.py:task --site $site --config agent.toml --join $(atoll client invite $site) & done; wait"
 )
+PRIVATE = " ".join(
+    f"--set {setting}"
+    for setting in (
+        "aggregation.weighting=uniform",
+        "privacy.epsilon=8",
+        "privacy.delta=1e-5",
+        "privacy.clip_norm=1",
+    )
+)
 TWO_RANKS = "atoll coordinator run.toml --state ranked --aggregators 2 --set coordinator.start_aggregators=false"
 WHOLE_LOG = {"2026-01-01": "2020-01-01", "2026-02-01": "2099-01-01"}
 CHECKPOINT = "$(atoll audit verify --json | python -c 'import json, sys; print(json.load(sys.stdin)[\"checkpoint\"])')"
@@ -112,6 +121,7 @@ GIVEN = {
             "--rounds 50": "--rounds 2",
             "--clients 1000": "--clients 30",
             "atoll sweep policies.toml": "atoll sweep policies.toml --set rounds=1",
+            "audit run.toml --canaries 2000": f"audit run.toml --canaries 2000 {PRIVATE}",
         },
         is_long=True,
     ),
