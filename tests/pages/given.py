@@ -155,7 +155,6 @@ GIVEN = {
     ),
     "docs/faults.md": Given(
         instead={
-            "--seeds 20000": "--seeds 20",
             "--seeds 1000 ": "--seeds 20 ",
             "--site north": f"--site north {NORTH}",
         },
