@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from atoll.ground.durable import write_atomically
+from atoll.ground.file_lock import exclusively
 from atoll.simulations.engines.processes.user_files import sources
 from atoll.simulations.populations.facts import READ_TWICE, Facts, SiteFacts, facts_of_sites, read_sites
 from atoll.simulations.populations.opened_files import OPENED, SHARED, Mark, mark_of
@@ -70,8 +71,13 @@ class KeptFacts:
         installed = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)} | {"/proc", "/sys", "/dev"}
         files = [path for path in OPENED.paths if not _is_code(path) and not _is_below(path, mine | installed)]
         if len(files) <= FILES_MAX:
-            marks = [(path, mark_of(path)) for path in files]
-            write_atomically(self._path(key), _packed(key, facts, marks))
+            content = _packed(key, facts, [(path, mark_of(path)) for path in files])
+            folder = os.open(self._kept_in, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                with exclusively(folder):  # two cells of a sweep may have read the same facts at the same time
+                    write_atomically(self._path(key), content)
+            finally:
+                os.close(folder)
 
     def _path(self, key: str) -> Path:
         return self._kept_in / NAME.format(key[:16])

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -204,3 +205,17 @@ def test_the_cells_of_a_sweep_share_what_they_have_read(tmp_path: Path) -> None:
     last = simulate(files, sweep / "four", **shared)
     assert last.returncode == 0, last.stderr
     assert json.loads((sweep / "four" / "population.json").read_text())["clients"][0]["examples"] == 6
+
+
+def test_cells_that_save_the_same_facts_at_once_all_succeed(tmp_path: Path) -> None:
+    """The file under construction has one name: of two writers the second one found it gone, and its cell failed."""
+    facts = Facts(np.ones(1, np.int64), np.zeros(1, np.int64), (None,), ("x",))
+
+    def save(_: int) -> None:
+        kept = KeptFacts(tmp_path)
+        kept._to_save = "k" * 64, facts
+        kept.save()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(save, range(80)))
+    assert [path.name for path in tmp_path.iterdir()] == [f"sites-{'k' * 16}.npz"]
