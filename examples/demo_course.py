@@ -4,6 +4,7 @@ import argparse
 import shutil
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,8 +20,8 @@ from examples.demo import Processes
 
 
 @dataclass
-class Course:
-    """The course of a demo, of which each demo has its own `run`, `show` and `broken`."""
+class Course(ABC):
+    """The course of a demo; each demo says what happens (`run`), what it prints (`show`) and promises (`broken`)."""
 
     limit_s: ClassVar[float]
     processes: Processes
@@ -32,17 +33,17 @@ class Course:
     loss: dict[int, float] = field(default_factory=dict)
     """The loss of each version, over all sites."""
 
+    @abstractmethod
     def run(self) -> None:
         """Run the federation to its end, with all that happens on the way."""
-        raise NotImplementedError
 
+    @abstractmethod
     def show(self) -> None:
         """Print the tables of the end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def broken(self) -> list[str]:
         """Return the promises that are broken."""
-        raise NotImplementedError
 
     def say(self, text: str) -> None:
         """Print a line, with the seconds since the start."""
