@@ -198,8 +198,9 @@ class Demo(Course):
             self.look(0.02)
         self.processes.kill("coordinator")
         number = self.records[-1].round_id
-        shares = (float(np.unpackbits(np.fromfile(path, np.uint8)).mean()) for path in masked.values())
-        self.masked = dict(zip(masked, shares, strict=True))
+        for site, paths in masked.items():
+            content = np.concatenate([np.fromfile(path, np.uint8) for path in paths])
+            self.masked[site] = float(np.unpackbits(content).mean())
         self.say(f"kill -9 of the coordinator in round {number}: it had masked updates of {', '.join(self.masked)}")
         told = ", ".join(f"{share:.1%}" for share in self.masked.values())
         self.say(f"what its disk tells of them: {told} of their bits are 1, as of random numbers")
@@ -209,20 +210,20 @@ class Demo(Course):
         self.say(f"it is restarted, and continues the sum of round {number}")
         self.happened[number] = "the coordinator is killed"
 
-    def _masked(self) -> dict[str, Path]:
-        """Return the files of the masked updates of the open round, by the site, if others are on their way."""
+    def _masked(self) -> dict[str, list[Path]]:
+        """Return the files of each masked update of the open round, by the site, if others are on their way."""
         last = self.records[-1] if self.records else None
         if last is None or last.round_id < KILL_COORDINATOR_IN or last.ended_at:
             return {}
         rows = {str(site): row for site, row in last.clients.items() if row.sum is not None and not row.sum.left}
         if all(row.sum is not None and row.sum.masked_at is not None for row in rows.values()):
             return {}
-        files = {site: self._file_of(row.digest) for site, row in rows.items()}
-        return {site: path for site, path in files.items() if path is not None}
+        files = {site: self._files_of(row.digest) for site, row in rows.items()}
+        return {site: paths for site, paths in files.items() if paths}
 
-    def _file_of(self, digest: str | None) -> Path | None:
-        found = self.processes.state.glob(f"runs/{RUN}/updates/{digest}*") if digest else iter(())
-        return next(found, None)
+    def _files_of(self, digest: str | None) -> list[Path]:
+        """Return the files of an update's tensors, one for each part, without their manifests, which are text."""
+        return sorted(self.processes.state.glob(f"runs/{RUN}/updates/{digest}*.bin")) if digest else []
 
     def _record(self, number: int) -> RoundRecord:
         return next(record for record in self.records if record.round_id == number)

@@ -121,6 +121,17 @@ def test_a_broken_promise_is_one_sentence(demo, spoil, what):
     assert fault.startswith(what)
 
 
+def test_what_is_counted_of_an_update_in_parts_are_its_tensors(demo):
+    """Text has fewer bits that are 1: a demo that counted a part's manifest said that the site is not masked."""
+    updates = demo.processes.state / "runs" / "private-1" / "updates"
+    updates.mkdir(parents=True)
+    for name in ("d.0000.bin", "d.0000.json", "d.0001.bin", "d.0001.json", "e.bin"):
+        (updates / name).touch()
+    assert [path.name for path in demo._files_of("d")] == ["d.0000.bin", "d.0001.bin"]
+    assert [path.name for path in demo._files_of("e")] == ["e.bin"]
+    assert demo._files_of(None) == []
+
+
 def test_the_tables_have_the_members_the_deaths_and_what_was_spent(demo):
     told = "round 2 of run private-1 is charged to text: 4 steps by this site; spent now epsilon 0.60123 of 4 at delta"
     (demo.processes.folder / "north.log").write_text(f"2026-11-30 11:00:00 north: {told}\n")
