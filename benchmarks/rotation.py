@@ -194,7 +194,7 @@ async def call(
 ) -> grpc.StatusCode:
     """Return the status of a call: for a manifest that does not exist, or a control stream under a name."""
     credentials = grpc.ssl_channel_credentials(ca_pem, *pair)
-    options = [*client_options(), ("grpc.ssl_target_name_override", server_name(COORDINATOR))]
+    options = client_options([("grpc.ssl_target_name_override", server_name(COORDINATOR))])
     async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
         return await _outcome(channel, hello)
 

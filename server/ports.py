@@ -166,7 +166,7 @@ async def _add_health(server: grpc.aio.Server, service: str) -> health.aio.Healt
 
 async def _open_probes(listen: str) -> tuple[tuple[grpc.aio.Server, str], health.aio.HealthServicer]:
     """Bind the port for probes: it has the health service alone, and neither TLS nor members."""
-    server = grpc.aio.server(options=[*server_options(), *SHORT_CALLS], maximum_concurrent_rpcs=PROBES_MAX)
+    server = grpc.aio.server(options=server_options(SHORT_CALLS), maximum_concurrent_rpcs=PROBES_MAX)
     checks = await _add_health(server, "Coordinator")
     try:
         bound = server.add_insecure_port(listen)

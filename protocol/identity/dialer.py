@@ -1,7 +1,7 @@
 """The dialers: they open channels to servers, which must prove their identity before any byte is sent."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import grpc
 
@@ -9,9 +9,7 @@ from atoll.protocol.identity.certificates import server_name
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import Identity
-from atoll.protocol.wire.channel import client_options, loopback_only, parse_address
-
-Option = tuple[str, int | str]
+from atoll.protocol.wire.channel import Option, Options, client_options, loopback_only, parse_address
 
 
 class Dialer(Protocol):
@@ -52,12 +50,12 @@ class InsecureDialer:
     def channel(self, address: str, server: Identity, options: Sequence[Option] = ()) -> grpc.aio.Channel:
         """Open a plain channel; raises ConfigError for another machine."""
         self.check(address)
-        return grpc.aio.insecure_channel(address, options=_options(options))
+        return grpc.aio.insecure_channel(address, options=client_options(options))
 
     def blocking_channel(self, address: str, server: Identity, options: Sequence[Option] = ()) -> grpc.Channel:
         """Open a plain channel; raises ConfigError for another machine."""
         self.check(address)
-        return grpc.insecure_channel(address, options=_options(options))
+        return grpc.insecure_channel(address, options=client_options(options))
 
 
 class MutualDialer:
@@ -101,10 +99,6 @@ class MutualDialer:
         return grpc.ssl_channel_credentials(own.ca_pem, own.key_pem, own.certificate_pem)
 
 
-def options_to(server: Identity, more: Sequence[Option] = ()) -> list[tuple[str, Any]]:
+def options_to(server: Identity, more: Sequence[Option] = ()) -> Options:
     """Return the options of a channel whose server must have the certificate of `server`; `more` take precedence."""
-    return _options(more, ("grpc.ssl_target_name_override", server_name(server)))
-
-
-def _options(more: Sequence[Option], *own: Option) -> list[tuple[str, Any]]:
-    return list((dict(client_options()) | dict(more) | dict(own)).items())  # gRPC uses the first of several duplicates
+    return client_options([*more, ("grpc.ssl_target_name_override", server_name(server))])

@@ -208,8 +208,7 @@ async def _ask(address: str, code: JoinCode, key: PrivateKey, wanted: Wanted) ->
         raise Unreachable([with_clock_hint(str(error)) or "no handshake in time"]) from None
     _check_time(f"the certificate of the server at {address}", shown, "the server must renew it")
     over = proxy.options(address) if proxy is not None else []
-    own = {"grpc.ssl_target_name_override": server_name(COORDINATOR)}
-    options = list((dict(client_options()) | own | dict(over)).items())
+    options = client_options([("grpc.ssl_target_name_override", server_name(COORDINATOR)), *over])
     async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(shown), options=options) as channel:
         stub = rpc.Stub(channel, "Enrolment")
         try:

@@ -15,9 +15,10 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import grpc
 
 from atoll.protocol.identity.credential import Credential
-from atoll.protocol.identity.dialer import Dialer, Option
+from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.settings import ConfigError
+from atoll.protocol.wire.channel import Option
 
 NAMES = ("https_proxy", "HTTPS_PROXY")
 BYPASS_NAMES = ("no_proxy", "NO_PROXY")

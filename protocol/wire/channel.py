@@ -4,6 +4,7 @@ A message is at most 4 MiB; bulk bytes are sent in chunks of 1 MiB, and each tra
 Keepalive detects a silent peer within 80 s, even if its machine has lost power.
 """
 
+from collections.abc import Iterable
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -65,7 +66,8 @@ CONNECTION_AGE_S = 600
 """Age after which a server accepts a client's new calls only on a new connection, which authenticates again [s].
 Running calls continue: a long transfer, or a control stream, whose caller is checked while it lasts."""
 
-Options = list[tuple[str, int]]
+Option = tuple[str, int | str]
+Options = list[Option]
 
 _BOTH: Options = [
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
@@ -80,7 +82,7 @@ _BOTH: Options = [
 ]
 
 
-def server_options(*, connections_max: int = CONNECTIONS_MAX) -> Options:
+def server_options(over: Iterable[Option] = (), *, connections_max: int = CONNECTIONS_MAX) -> Options:
     """Return the gRPC options of a server.
 
     PINGs are not limited: an answer costs 0.1 us, and a peer that does not read its answers is no longer read from.
@@ -88,10 +90,11 @@ def server_options(*, connections_max: int = CONNECTIONS_MAX) -> Options:
     the peer reads: a single peer that read nothing kept a processor busy for 47 s.
 
     Args:
+        over: options that replace those of the same name.
         connections_max: largest number of connections of a port, including unfinished handshakes, which cost 50 kB
             each. Further ones are closed at once.
     """
-    return [
+    options = [
         *_BOTH,
         ("grpc.max_allowed_incoming_connections", connections_max),
         ("grpc.so_reuseport", 0),  # a second server on the same port must fail to bind, not share it
@@ -100,11 +103,15 @@ def server_options(*, connections_max: int = CONNECTIONS_MAX) -> Options:
         ("grpc.max_connection_age_ms", CONNECTION_AGE_S * 1000),
         ("grpc.http2.max_ping_strikes", 0),
     ]
+    return _replaced(options, over)
 
 
-def client_options() -> Options:
-    """Return the gRPC options of a channel; gRPC's reconnection back-off is short: the caller times the redialling."""
-    return [
+def client_options(over: Iterable[Option] = ()) -> Options:
+    """Return the gRPC options of a channel; those of `over` replace the ones of the same name.
+
+    gRPC's reconnection back-off is short: the caller times the redialling.
+    """
+    options = [
         *_BOTH,
         ("grpc.use_local_subchannel_pool", 1),  # a new channel means a new connection, with no inherited back-off
         ("grpc.initial_reconnect_backoff_ms", 100),
@@ -112,6 +119,11 @@ def client_options() -> Options:
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.enable_http_proxy", 0),  # `identity/proxy` turns it on if a proxy is configured
     ]
+    return _replaced(options, over)
+
+
+def _replaced(options: Options, over: Iterable[Option]) -> Options:
+    return list((dict(options) | dict(over)).items())  # gRPC uses the first of several options of one name
 
 
 def parse_address(address: str) -> tuple[str, int]:

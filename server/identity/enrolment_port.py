@@ -57,7 +57,7 @@ class EnrolmentPort:
         address: str,
         admin_address: str,
     ) -> None:
-        options = [*server_options(), *SHORT_CALLS]
+        options = server_options(SHORT_CALLS)
         interceptors = [audit, guard]  # the first records the second's refusals
         self.server = grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=CALLS_MAX)
         rpc.add_servicer(EnrolmentService(enrolments, address, admin_address), self.server, "Enrolment")

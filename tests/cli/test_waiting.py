@@ -27,6 +27,7 @@ from atoll.protocol.audit.files import audit_folder
 from atoll.protocol.identity import dialer
 from atoll.protocol.identity.enrolling import Place
 from atoll.protocol.identity.join_code import JoinCode
+from atoll.protocol.wire.channel import client_options
 from atoll.server.journal.holder import running_coordinator
 from atoll.server.journal.state_directory import StateDirectory
 from tests.cli.federation import ATOLL, Federation, wait_for
@@ -67,8 +68,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait is said after no time at all; a connection must come within half a second."""
     monkeypatch.setattr(waiting, "SAY_S", 0.0)
     monkeypatch.setattr(admin, "CONNECT_S", 0.5)
-    quick = [*dialer.client_options(), ("grpc.min_reconnect_backoff_ms", 200)]
-    monkeypatch.setattr(dialer, "client_options", lambda: dict(quick).items())
+    quick = ("grpc.min_reconnect_backoff_ms", 200)
+    monkeypatch.setattr(dialer, "client_options", lambda over=(): client_options([*over, quick]))
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from atoll.protocol.wire import channel as channel_module
 from atoll.protocol.wire.channel import client_options
 from atoll.protocol.wire.stream import Stream, StreamBroken
 from atoll.server.identity.authority import Authority
+from atoll.server.identity.enrolment_port import MESSAGE_BYTES_MAX
 from atoll.server.identity.setup import owner_folder
 from atoll.server.transport.listener import MutualListener
 from tests.waiting import BOUND_S
@@ -44,6 +45,11 @@ async def code_of(channel, request=None):
 
 async def _check(channel):
     await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=BOUND_S)
+
+
+async def _check_at_length(channel):
+    long = health_pb2.HealthCheckRequest(service="x" * MESSAGE_BYTES_MAX)
+    await health_pb2_grpc.HealthStub(channel).Check(long, timeout=BOUND_S)
 
 
 async def _list_ranks(channel):
@@ -83,7 +89,7 @@ async def test_only_the_enrolment_port_hears_a_caller_without_a_valid_certificat
     async with running(tmp_path / "state", **SECURE) as it:
         ca_pem = it.dialer(NORTH)._keeper.current.ca_pem
         strangers = {"plain": InsecureDialer().channel(it.address, COORDINATOR)}
-        options = [*client_options(), ("grpc.ssl_target_name_override", server_name(COORDINATOR))]
+        options = client_options([("grpc.ssl_target_name_override", server_name(COORDINATOR))])
         strangers["bare"] = grpc.aio.secure_channel(it.address, grpc.ssl_channel_credentials(ca_pem), options=options)
         mine = foreign.credential(NORTH)
         pair = mine.key_pem, mine.certificate_pem
@@ -98,6 +104,7 @@ async def test_only_the_enrolment_port_hears_a_caller_without_a_valid_certificat
         ) as channel:
             assert await code_of(channel) is grpc.StatusCode.OK
             assert await code_of(channel, _list_ranks) is grpc.StatusCode.UNIMPLEMENTED
+            assert await code_of(channel, _check_at_length) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @live

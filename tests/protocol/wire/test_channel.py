@@ -101,6 +101,13 @@ def test_both_ends_have_the_same_limits_and_no_option_twice() -> None:
         assert server[name] == client[name] == MESSAGE_BYTES_MAX
 
 
+@pytest.mark.parametrize("options", [server_options, client_options])
+def test_an_option_of_the_caller_replaces_the_one_of_its_name(options) -> None:
+    """Give none twice: gRPC takes the first, and ports for strangers had the limits of members."""
+    over = (("grpc.max_receive_message_length", 7), ("grpc.new", 1))
+    assert sorted(options(over)) == sorted((dict(options()) | dict(over)).items())
+
+
 @pytest.mark.real
 def test_pings_are_answered_however_many_come_and_end_nothing() -> None:
     """Send PINGs without a limit, which would cost more than the answers: see `server_options`."""

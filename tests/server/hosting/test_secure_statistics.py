@@ -417,15 +417,14 @@ def test_more_sites_than_a_session_has_are_divided_and_known_sessions_stay_toget
 
 def test_a_request_says_how_its_numbers_are_laid_out(tmp_path: Path) -> None:
     async def scenario(it: Federation) -> Any:
-        sent: list[Any] = []
-        it.send = lambda name, message: sent.append(message)  # type: ignore[method-assign]
+        sent: asyncio.Queue[Any] = asyncio.Queue()
+        it.send = lambda name, message: sent.put_nowait(message)  # type: ignore[method-assign]
         ended = asyncio.ensure_future(it.begin(7))
-        await asyncio.sleep(0.01)
+        asked = [event_of(await sent.get()).request for _ in range(3)]
         ended.cancel()
-        return sent
+        return asked
 
-    sent = run(tmp_path, scenario, number=3)
-    asked = [event_of(message).request for message in sent]
+    asked = run(tmp_path, scenario, number=3)
     assert {(each.number, each.question.in_words()) for each in asked} == {
         (7, "train: examples, labels of target (2), age within 0 to 100 (1 bin)")
     }
