@@ -17,8 +17,12 @@ from atoll.protocol.identity.keeper import Keeper
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 60.0
-"""Longest interval between two checks of the wall clock [s], which may be set, or advance while the machine sleeps."""
+LOOK_S = 10.0
+"""Longest interval between two checks of the wall clock [s], which may be set, or advance while the machine sleeps. A
+coordinator whose clock was set back by minutes is not reached in the meantime: its certificate is not valid yet."""
+
+RETRY_MAX_S = 60.0
+"""Longest wait after a failed renewal [s]."""
 
 LEAST_WAIT_S = 0.25
 """Shortest interval between two renewals [s], whatever the certificates' lifetimes."""
@@ -77,7 +81,7 @@ async def keep_renewed(
             level, complaint = (logging.WARNING if str(error) != complaint else logging.DEBUG), str(error)
             logger.log(level, "the certificate of %s is not renewed yet: %s; trying again", mine.identity, error)
             life = mine.leaf.expires_at - mine.leaf.issued_at
-            wait = min(LOOK_S, max(LEAST_WAIT_S, life / TRIES)) * rng.uniform(0.5, 1.0)
+            wait = min(RETRY_MAX_S, max(LEAST_WAIT_S, life / TRIES)) * rng.uniform(0.5, 1.0)
         await asyncio.sleep(wait)
 
 
