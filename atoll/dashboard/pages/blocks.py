@@ -127,6 +127,12 @@ class TableBlock:
     chosen: Sequence[str] = ()
     kind: Literal["table"] = "table"
 
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the rows, by which they stay the same elements as others come and go; empty: two have one name."""
+        names = [row[0].text for row in self.rows]
+        return names if len({*names}) == len(names) else ()
+
 
 @dataclass(frozen=True)
 class Sentences:

@@ -1,10 +1,12 @@
 """Every page in Chromium: in light and dark, narrow and wide, by keyboard, with and without JavaScript."""
 
 from itertools import product
+from typing import Any
 
 import pytest
 
 from benchmarks.pages import kind
+from tests.cli.federation import Federation, wait_for
 from tests.dashboard.browser.looking import FOCUSABLE, NO_NAME, Look, of_few, until
 
 pytestmark = pytest.mark.long
@@ -141,3 +143,34 @@ def test_forms_folds_and_links_work_by_keyboard(look: Look, addresses: list[str]
         assert "/runs/" in page.url
     assert min(tried.values()) > 0, tried
     assert look.taken() == []
+
+
+@pytest.mark.parametrize("has_scripts", [True, False], ids=["with scripts", "without"])
+def test_a_run_is_paused_and_resumed_by_keyboard_alone(look: Look, running: Federation, has_scripts: bool) -> None:
+    with look.context(java_script_enabled=has_scripts) as context:
+        page = context.new_page()
+        page.goto(look.base, wait_until="load")
+        address = page.locator("a[href^='/runs/1/']").first.get_attribute("href")
+        run = address.rpartition("/")[2]
+        for act, wanted, state in (("pause", "input:not([type=hidden])", "paused"), ("resume", "button", "running")):
+            page.goto(look.base + address, wait_until="load")
+            tabbed(page, f"a[href='{address}/control']")
+            with page.expect_navigation():
+                page.keyboard.press("Enter")
+            tabbed(page, f"form[action='{address}/control/{act}'] {wanted}")
+            if act == "pause":
+                page.keyboard.type("to look")
+            with page.expect_navigation():
+                page.keyboard.press("Enter")
+            assert page.locator("h1").inner_text() == "Done"
+            wait_for(lambda state=state: running.run_state(run) == state)
+    assert look.taken() == []
+
+
+def tabbed(page: Any, selector: str) -> None:
+    """Press Tab until an element has the focus."""
+    for _ in range(200):
+        page.keyboard.press("Tab")
+        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+            return
+    raise AssertionError(f"{page.url}: {selector} is not reached")
