@@ -37,7 +37,6 @@ PLAIN = (
     *(f"round.effect/Aggregate:{n}" for n in (1, 2)),
     *(f"round.effect/Commit:{n}" for n in (1, 2)),
     "round.effect/OpenNextRound:2",
-    "round.effect/EndRun:1",
     *(f"aggregate.{step}:{n}" for step in ("before_fold", "mid_fold", "after_fold") for n in (1, 2)),
     *(f"{step}.{when}:{n}" for step in ("publish", "snapshot") for when in ("before", "after") for n in (1, 2)),
     *(f"upload.{step}:2" for step in ("mid_chunk", "before_check", "before_accept")),

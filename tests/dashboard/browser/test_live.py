@@ -75,6 +75,7 @@ def test_focus_scroll_and_folds_stay_while_the_page_changes(look: Look) -> None:
         page.goto(look.base + page.locator("a[href^='/runs/1/']").first.get_attribute("href"), wait_until="load")
         page.locator("details summary").first.focus()
         page.keyboard.press("Enter")
+        until(page, "document.querySelector('details').open")
         page.locator(".grid .scroll").focus()
         page.evaluate("scrollTo(0, 200)")
         before = page.locator(".lead").inner_text()
