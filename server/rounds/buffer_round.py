@@ -13,6 +13,7 @@ et al., "Asynchronous Federated Optimization", arXiv:1903.03934, whose buffer ho
 """
 
 from collections.abc import Container, Iterator
+from dataclasses import replace
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Digest, Phase, RoundId, Version
 from atoll.server.rounds.async_invitations import Invitations
@@ -157,7 +158,9 @@ class Buffer(OpenRound):
     def stop(self, reason: str, now: float) -> Effects:
         """End the round by the operator's stop: with the quorum its updates become the last version of the run."""
         assert self.is_open, self.phase
-        return self._close(CloseReason.FLUSHED, now) if self._has_quorum else super().stop(reason, now)
+        if self._has_quorum:
+            return self._close(CloseReason.FLUSHED, now)
+        return (*self._audited_charge(), *super().stop(reason, now))  # what was accepted is charged
 
     def _close_or_abandon(self, close: CloseReason, abandon: AbandonReason, now: float) -> Effects:
         if self._has_quorum:
@@ -174,7 +177,10 @@ class Buffer(OpenRound):
         return self._abandon(reason, now, counts + self.record.why_below_quorum)
 
     def _let_go(self, digests: Container[Digest]) -> int:
-        self.updates = [update for update in self.updates if update.digest not in digests]
+        before, self.updates = len(self.updates), [update for update in self.updates if update.digest not in digests]
+        if self.is_open and (charge := self.record.charge) is not None:  # the machine audits theirs: no sum has them
+            number = charge.clients - before + len(self.updates)
+            self.record.charge = replace(charge, clients=number) if number else None
         self.record.buffer = [row for row in self.record.buffer if row.digest not in digests]
         return len(self.updates)
 
