@@ -158,9 +158,7 @@ class Buffer(OpenRound):
     def stop(self, reason: str, now: float) -> Effects:
         """End the round by the operator's stop: with the quorum its updates become the last version of the run."""
         assert self.is_open, self.phase
-        if self._has_quorum:
-            return self._close(CloseReason.FLUSHED, now)
-        return (*self._audited_charge(), *super().stop(reason, now))  # what was accepted is charged
+        return self._close(CloseReason.FLUSHED, now) if self._has_quorum else super().stop(reason, now)
 
     def _close_or_abandon(self, close: CloseReason, abandon: AbandonReason, now: float) -> Effects:
         if self._has_quorum:

@@ -249,7 +249,7 @@ class OpenRound(ABC):
     def stop(self, reason: str, now: float) -> Effects:
         """End the round by the operator's stop. The caller lets an aggregating round finish first."""
         assert self.phase in (Phase.SELECTING, Phase.COLLECTING, Phase.SECURING), self.phase
-        return self._abandon(AbandonReason.STOP_REQUESTED, now, reason)
+        return (*self._audited_charge(), *self._abandon(AbandonReason.STOP_REQUESTED, now, reason))
 
     @property
     @abstractmethod

@@ -644,7 +644,8 @@ class RunMachine(Evaluations):
 
     def _end(self, state: RunState, cause: str) -> Effects:
         ledger, is_private = self.ledger, self.rules.privacy is not None
-        effects = [*self.invitations.release_all(ReleaseReason.RUN_ENDED, ledger.now), *self._charged_in_vain(ledger.waiting)]
+        effects = [*self.invitations.release_all(ReleaseReason.RUN_ENDED, ledger.now)]
+        effects += self._charged_in_vain(ledger.waiting)
         effects += ledger.settle_end(state, is_private=is_private)
         ledger.state, ledger.cause, ledger.stop_reason, ledger.pause_reason = state, cause, None, None
         ledger.resumes_itself, ledger.short_since = False, None

@@ -124,7 +124,7 @@ def test_steps_that_are_under_way_in_an_asynchronous_run_are_not_charged_as_fewe
 def test_no_resume_raises_what_a_backup_of_before_it_would_charge() -> None:
     config = with_noise(run_with([STEPS, NOISY]))
     assert rules_of(changed(config, ["local.max_steps=5"], version=3)).cost == 5
-    more = r"--set: local: got 20 steps in a training, and a restored backup would charge 15; allowed: 15 steps or fewer"
+    more = r"got 20 steps in a training, and a restored backup would charge 15; allowed: 15 steps or fewer"
     with pytest.raises(ConfigError, match=more):
         changed(config, ["local.max_steps=20"], version=3)
     clients = ["privacy.epsilon=8.0", "privacy.delta=1e-6", "privacy.clip_norm=1.0", 'privacy.noise_by="clients"']

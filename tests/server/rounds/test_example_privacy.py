@@ -3,7 +3,16 @@
 from atoll.protocol.privacy.subsampled import epsilon_bound
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunState
 from atoll.server.journal.codec import decode_ledger, decode_rules, encode_ledger, encode_rules
-from atoll.server.rounds.events import AuditCharge, CohortDrawn, DrawCohort, Effect, EndRun, FilesLost, RoundDue, StopRequested
+from atoll.server.rounds.events import (
+    AuditCharge,
+    CohortDrawn,
+    DrawCohort,
+    Effect,
+    EndRun,
+    FilesLost,
+    RoundDue,
+    StopRequested,
+)
 from atoll.server.rounds.privacy_rules import ExampleRules
 from atoll.server.views.sentences import sentences
 from tests.server.rounds.test_buffer_round import Flow, invited
