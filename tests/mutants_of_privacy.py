@@ -561,8 +561,8 @@ OF_PRIVACY = (
     Mutant(
         "privacy: a buffer that is stopped is charged in no log",
         OPEN,
-        "        return (*self._audited_charge(), *self._abandon(AbandonReason.STOP_REQUESTED, now, reason))",
-        "        return self._abandon(AbandonReason.STOP_REQUESTED, now, reason)",
+        "        is_last = reason is AbandonReason.STOP_REQUESTED",
+        "        is_last = False",
         "the audit log has fewer charges than the clients",
         OF_EXAMPLES,
     ),

@@ -249,7 +249,7 @@ class OpenRound(ABC):
     def stop(self, reason: str, now: float) -> Effects:
         """End the round by the operator's stop. The caller lets an aggregating round finish first."""
         assert self.phase in (Phase.SELECTING, Phase.COLLECTING, Phase.SECURING), self.phase
-        return (*self._audited_charge(), *self._abandon(AbandonReason.STOP_REQUESTED, now, reason))
+        return self._abandon(AbandonReason.STOP_REQUESTED, now, reason)
 
     @property
     @abstractmethod
@@ -265,7 +265,8 @@ class OpenRound(ABC):
         record = self.record
         releases = self._released_by(reason, now)
         record.phase, record.ended_at, record.abandon_reason, record.detail = Phase.ABANDONED, now, reason, detail
-        return (*releases, Abandon(record.round_id, reason))
+        is_last = reason is AbandonReason.STOP_REQUESTED  # no later round audits what was charged before the fold
+        return (*releases, *(self._audited_charge() if is_last else ()), Abandon(record.round_id, reason))
 
     def _released_by(self, reason: AbandonReason, now: float) -> Effects:
         """Return the releases of the clients that still train when the round is abandoned."""
