@@ -561,8 +561,8 @@ OF_PRIVACY = (
     Mutant(
         "privacy: a buffer that is stopped is charged in no log",
         OPEN,
-        "        is_last = reason is AbandonReason.STOP_REQUESTED",
-        "        is_last = False",
+        "            releases += self._audited_charge()\n",
+        "            pass\n",
         "the audit log has fewer charges than the clients",
         OF_EXAMPLES,
     ),

@@ -265,8 +265,9 @@ class OpenRound(ABC):
         record = self.record
         releases = self._released_by(reason, now)
         record.phase, record.ended_at, record.abandon_reason, record.detail = Phase.ABANDONED, now, reason, detail
-        is_last = reason is AbandonReason.STOP_REQUESTED  # no later round audits what was charged before the fold
-        return (*releases, *(self._audited_charge() if is_last else ()), Abandon(record.round_id, reason))
+        if reason is AbandonReason.STOP_REQUESTED:  # no later round audits what was charged before the fold
+            releases += self._audited_charge()
+        return (*releases, Abandon(record.round_id, reason))
 
     def _released_by(self, reason: AbandonReason, now: float) -> Effects:
         """Return the releases of the clients that still train when the round is abandoned."""
