@@ -751,18 +751,20 @@ class RankWelcome(_message.Message):
     def __init__(self, status_s: _Optional[float] = ...) -> None: ...
 
 class Fold(_message.Message):
-    __slots__ = ("run_id", "round_id", "attempt", "store_address", "plan")
+    __slots__ = ("run_id", "round_id", "attempt", "store_address", "plan", "run_number")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    RUN_NUMBER_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     round_id: int
     attempt: int
     store_address: str
     plan: bytes
-    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., attempt: _Optional[int] = ..., store_address: _Optional[str] = ..., plan: _Optional[bytes] = ...) -> None: ...
+    run_number: int
+    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., attempt: _Optional[int] = ..., store_address: _Optional[str] = ..., plan: _Optional[bytes] = ..., run_number: _Optional[int] = ...) -> None: ...
 
 class Folded(_message.Message):
     __slots__ = ("run_id", "attempt", "sha256", "seconds", "exchanged_bytes", "outcome")

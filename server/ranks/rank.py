@@ -33,7 +33,7 @@ from atoll.ground.durable import DiskFull, naming_full_disk, told_outside
 from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import services as rpc
-from atoll.protocol.log_fields import about
+from atoll.protocol.log_fields import about, note_run
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.threads import off_loop, on_thread
@@ -273,6 +273,7 @@ class Rank:
 
     async def fold(self, order: pb.Fold, encoded_plan: bytes, stop: threading.Event) -> pb.RankMessage:
         """Fold a round with the other ranks; return the answer, success or failure, for the coordinator."""
+        note_run(order.run_id, order.run_number)
         with about(run=order.run_id, round=order.round_id):
             return await self._fold(order, encoded_plan, stop)
 

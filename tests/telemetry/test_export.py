@@ -11,21 +11,37 @@ import pytest
 
 from atoll.operations.views import read_view
 from atoll.protocol.paging import Paging
+from atoll.server.journal.holder import running_coordinator
 from atoll.telemetry.otlp import FILE
-from tests.cli.federation import ATOLL, Federation, federation, start_run, wait_for
+from atoll.telemetry.spans import AGENT_SPANS
+from tests.cli.federation import ATOLL, TINY, Federation, federation, start_run, wait_for
 from tests.cli.invoking import invoke, refused, shown
-from tests.telemetry.receiver import attributes, receiver
+from tests.telemetry.receiver import Receiver, attributes, receiver
 
 ROUNDS = 6
 
 
+@pytest.fixture(scope="module", name="site_receiver")
+def _site_receiver() -> Iterator[Receiver]:
+    """The receiver that site `a` sends the spans of its work to, as its environment says; `b` sends none."""
+    with receiver() as it:
+        yield it
+
+
 @pytest.fixture(scope="module", name="ended")
-def _ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """A federation whose run has ended; its log has the ids of traces."""
+def _ended(tmp_path_factory: pytest.TempPathFactory, site_receiver: Receiver) -> Iterator[Federation]:
+    """A federation with an aggregation rank, whose run has ended; its log has the ids of traces."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATOLL_LOG", "json")
         patch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-        with federation(tmp_path_factory.mktemp("traced")) as it:
+        with federation(tmp_path_factory.mktemp("traced"), "aggregators=1") as it:
+            it.processes["a"].kill()
+            it.processes["a"].wait()
+            process = running_coordinator(it.state)
+            assert process is not None
+            with pytest.MonkeyPatch.context() as of_site:
+                of_site.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", site_receiver.address)
+                it.start("a", "agent", f"{TINY}:task", "--site", "a", "--coordinator", process.address)
             start_run(it, "tiny", f"rounds={ROUNDS}", "round.cohort_size=2", "round.quorum=2")
             wait_for(lambda: it.run_state("tiny-1") == "finished")
             yield it
@@ -67,6 +83,42 @@ def test_each_span_has_the_instants_of_its_record(
     assert {"selection", "aggregation", "upload"} <= set(by_name)
 
 
+def test_spans_of_a_site_are_in_the_exported_traces(
+    ended: Federation, site_receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each once, as a part of the site's invitation, in the order of the work; another site sends none."""
+    monkeypatch.chdir(tmp_path)
+    names = [name for name, _ in AGENT_SPANS]
+
+    def sent(name: str) -> list[Any]:
+        with site_receiver.lock:
+            return [found[0] for found in site_receiver.spans.values() if found[0].name == name]
+
+    wait_for(lambda: len(sent("agent.upload")) >= ROUNDS)
+    with site_receiver.lock:
+        services = {(of["service.name"], of["service.instance.id"]) for of in site_receiver.resources}
+    assert services == {("atoll.agent", "a")}
+    shown("export", "otlp", "tiny-1", "--state", ended.state, "--to", site_receiver.address)
+    assert {len(found) for found in site_receiver.spans.values()} == {1}
+    invitations = [span for span in sent("invitation") if attributes(span)["atoll.client.name"] == "a"]
+    assert len(invitations) == ROUNDS
+    for invitation in invitations:
+        parts = {
+            name: span
+            for name in names
+            for span in sent(name)
+            if (span.trace_id, span.parent_span_id) == (invitation.trace_id, invitation.span_id)
+        }
+        assert [*parts] == names
+        assert all(not span.status.message for span in parts.values())
+        load, train, spool, upload = parts.values()
+        assert load.start_time_unix_nano <= load.end_time_unix_nano == train.start_time_unix_nano
+        assert train.end_time_unix_nano <= spool.start_time_unix_nano
+        assert spool.end_time_unix_nano <= upload.start_time_unix_nano
+        assert invitation.start_time_unix_nano <= load.start_time_unix_nano
+    assert sum(span.name in names for span in (found[0] for found in site_receiver.spans.values())) == 4 * ROUNDS
+
+
 def test_a_line_of_the_log_names_the_trace_of_its_round(
     ended: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,10 +126,11 @@ def test_a_line_of_the_log_names_the_trace_of_its_round(
     with receiver() as it:
         shown("export", "otlp", "tiny-1", "--state", ended.state, "--to", it.address)
         known = set(it.spans)
-    for process in ("coordinator", "a", "b"):
-        lines = [json.loads(line) for line in ended.log(process).splitlines() if line.startswith("{")]
+    for log, process in (("coordinator", "coordinator"), ("coordinator", "rank"), ("a", "agent"), ("b", "agent")):
+        lines = [json.loads(line) for line in ended.log(log).splitlines() if line.startswith("{")]
+        lines = [line for line in lines if line["process"] == process]
         about = [line for line in lines if line.get("run") == "tiny-1" and isinstance(line.get("round"), int)]
-        assert about
+        assert {line["round"] for line in about} == set(range(1, ROUNDS + 1)), f"{log}: {process}"
         assert {(line["trace_id"], line["span_id"]) for line in about} <= known
         assert not any("trace_id" in line for line in lines if "round" not in line)
 
