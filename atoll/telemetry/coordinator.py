@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from atoll.protocol.identity.names import aggregator
 from atoll.protocol.vocabulary import Phase, RunId
 from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.hosting.hosted_run import HostedRun
@@ -102,8 +103,9 @@ class CoordinatorReadings:
         left_out = len(coordinator.runs) - len(shown)
         kinds = (("run", left_out), ("metric", dropped))
         found[DROPPED] = [({instruments.LEFT_OUT: kind}, number) for kind, number in kinds]
-        self._of_bytes(found)
-        return found | certificate_end(self._ports.keeper)
+        found |= certificate_end(self._ports.keeper)
+        self._of_ranks(found)
+        return found
 
     def read_elsewhere(self) -> Reading:
         """Return the values that are read from the disk; on any thread."""
@@ -169,7 +171,8 @@ class CoordinatorReadings:
                 series.append((of, value))
         return dropped
 
-    def _of_bytes(self, found: Reading) -> None:
+    def _of_ranks(self, found: Reading) -> None:
+        """Add the bytes, here and at the ranks, and each rank with the end of the certificate that it reports."""
         coordinator, direction = self._coordinator, instruments.DIRECTION
         rows = [] if coordinator.ranks is None else coordinator.ranks.rows()
         received = coordinator.uploads.received_bytes + sum(row.received_bytes for row in rows)
@@ -180,6 +183,9 @@ class CoordinatorReadings:
             of = {instruments.RANK: row.rank}
             found.setdefault("atoll.rank.connected", []).append((of, int(bool(row.address))))
             found.setdefault("atoll.rank.io", []).append((of, row.exchanged_bytes))
+            if row.certificate_until:
+                name = {instruments.IDENTITY: aggregator(row.rank).uri}
+                found.setdefault("atoll.certificate.expiry_time", []).append((name, row.certificate_until))
 
 
 def _newest_ended(run: HostedRun) -> int:

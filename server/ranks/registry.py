@@ -117,6 +117,7 @@ class Ranks:
             sent_bytes=done.sent_bytes,
             exchanged_bytes=done.exchanged_bytes,
             conflict=conflict,
+            certificate_until=done.certificate_until,
         )
 
     def assign(self) -> int:

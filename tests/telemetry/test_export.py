@@ -4,6 +4,7 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,16 @@ import pytest
 
 from atoll.operations.views import read_view
 from atoll.protocol.paging import Paging
+from atoll.server.identity.register import ends_of_processes
+from atoll.server.journal.binding import open_database
 from atoll.server.journal.holder import running_coordinator
 from atoll.telemetry.otlp import FILE
 from atoll.telemetry.spans import AGENT_SPANS
 from tests.cli.federation import ATOLL, TINY, Federation, federation, start_run, wait_for
 from tests.cli.invoking import invoke, refused, shown
 from tests.telemetry.receiver import Receiver, attributes, receiver
+from tests.telemetry.test_pipeline import samples
+from tests.telemetry.test_scrape import address_in, fetched
 
 ROUNDS = 6
 
@@ -34,7 +39,7 @@ def _ended(tmp_path_factory: pytest.TempPathFactory, site_receiver: Receiver) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATOLL_LOG", "json")
         patch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-        with federation(tmp_path_factory.mktemp("traced"), "aggregators=1") as it:
+        with federation(tmp_path_factory.mktemp("traced"), "aggregators=1", "metrics=127.0.0.1:0") as it:
             it.processes["a"].kill()
             it.processes["a"].wait()
             process = running_coordinator(it.state)
@@ -133,6 +138,20 @@ def test_a_line_of_the_log_names_the_trace_of_its_round(
         assert {line["round"] for line in about} == set(range(1, ROUNDS + 1)), f"{log}: {process}"
         assert {(line["trace_id"], line["span_id"]) for line in about} <= known
         assert not any("trace_id" in line for line in lines if "round" not in line)
+
+
+def test_a_coordinators_metrics_have_the_end_of_each_ranks_certificate(ended: Federation) -> None:
+    """Of one that it has started itself, too, which has no metrics."""
+    address = address_in(ended, "coordinator")
+    with closing(open_database(ended.state, read_only=True)) as database, database.transaction() as connection:
+        expected = {f"atoll://{name}": pytest.approx(end) for name, end in ends_of_processes(connection)}
+    found = {
+        labels["atoll_identity_name"]: value
+        for name, labels, value in samples(fetched(address))
+        if name == "atoll_certificate_expiry_time_seconds"
+    }
+    assert found == expected
+    assert len(found) == 2
 
 
 def test_a_killed_export_sends_each_span_once_to_who_knows_its_id(ended: Federation, tmp_path: Path) -> None:
