@@ -3,10 +3,10 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from atoll.protocol.identity.names import aggregator
-from atoll.protocol.vocabulary import Phase, RunId
+from atoll.protocol.vocabulary import AbandonReason, Phase, RunId
 from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.hosting.hosted_run import HostedRun
 from atoll.server.hosting.run_driver import RunDriver
@@ -142,7 +142,8 @@ class CoordinatorReadings:
 
     def _of_tallies(self, shown: Mapping[RunId, HostedRun]) -> Iterator[tuple[str, Attributes, float | Buckets]]:
         run, outcome, reason = instruments.RUN, instruments.OUTCOME, instruments.REASON
-        for (run_id, phase, why), number in self._rounds.items():
+        rounds = {(run_id, str(Phase.ABANDONED), str(why)): 0 for run_id in shown for why in self._may_abandon(run_id)}
+        for (run_id, phase, why), number in (rounds | self._rounds).items():
             if run_id in shown:
                 yield "atoll.rounds", {run: run_id, outcome: phase, reason: why}, number
         for (run_id, fate), number in self._fates.items():
@@ -154,6 +155,11 @@ class CoordinatorReadings:
         for (name, run_id), buckets in self._durations.items():
             if run_id in shown:
                 yield name, {run: run_id}, buckets.copy()
+
+    def _may_abandon(self, run_id: RunId) -> Iterable[AbandonReason]:
+        """Return the reasons for which rounds of a run may yet be abandoned: an increase is counted from a 0."""
+        run = self._coordinator.runs[run_id]
+        return AbandonReason if isinstance(run, RunDriver) and run.machine.ledger.is_open else ()
 
     def _of_metrics(self, shown: Mapping[RunId, HostedRun], found: Reading) -> int:
         """Add the newest metrics; return the number of those left out."""

@@ -144,7 +144,9 @@ def test_a_coordinators_metrics_have_the_end_of_each_ranks_certificate(ended: Fe
     """Of one that it has started itself, too, which has no metrics."""
     address = address_in(ended, "coordinator")
     with closing(open_database(ended.state, read_only=True)) as database, database.transaction() as connection:
-        expected = {f"atoll://{name}": pytest.approx(end) for name, end in ends_of_processes(connection)}
+        expected = {
+            f"atoll://{name.replace(' ', '/')}": pytest.approx(end) for name, end in ends_of_processes(connection)
+        }
     found = {
         labels["atoll_identity_name"]: value
         for name, labels, value in samples(fetched(address))

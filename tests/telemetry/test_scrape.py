@@ -51,7 +51,7 @@ class Scraped:
 
 
 def address_in(it: Federation, process: str) -> str:
-    found = wait_for(lambda: re.search(r"metrics on http://(\S+?)/metrics", it.log(process)))
+    found = wait_for(lambda: re.search(r"metrics on http://(\S+)/metrics", it.log(process)))
     return str(found[1])
 
 
