@@ -69,7 +69,7 @@ def done(folder: Path, *arguments: object) -> str:
     """The output of a command of the user."""
     start = prefix()
     if start is None:
-        pytest.skip("Python lies where only root may go, and setpriv (util-linux) is missing")
+        pytest.skip(f"Python lies where only root may go: {missing('setpriv')}")
     as_user: dict[str, Any] = {} if start else {"user": UID, "group": UID, "extra_groups": []}
     without = {name: value for name, value in os.environ.items() if name not in ("HOME", "USER", "LOGNAME")}
     ended = subprocess.run(

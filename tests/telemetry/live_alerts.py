@@ -7,7 +7,6 @@ durations are shortened, here: `for`, and those of `SHORTER`.
 import json
 import os
 import re
-import shutil
 import subprocess
 import time
 import urllib.parse
@@ -28,11 +27,12 @@ from benchmarks.members import equip
 from benchmarks.processes import free_address
 from tests.cli.federation import Federation, wait_for
 from tests.cli.invoking import invoke, shown
+from tests.debian import missing
 from tests.postgresql import WANTED, Server, programs
 from tests.waiting import BOUND_S
 
-if shutil.which("prometheus") is None:
-    pytest.skip("missing here: Debian's prometheus", allow_module_level=True)
+if lacking := missing("prometheus"):
+    pytest.skip(lacking, allow_module_level=True)
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -208,7 +208,7 @@ def _live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 @contextmanager
 def sites_away(it: Live) -> Iterator[None]:
     """A run that waits, as both sites are away: it has committed a round before."""
-    run = it.run("stalled", "rounds=1000000", "round.pause=1")
+    run = it.run("stalled", "rounds=1000000", "pause=1")
     wait_for(lambda: it.ask(f'atoll_round_number{{atoll_run_id="{run}"}} > 2'))
     it.end(*SITES)
     yield
