@@ -19,6 +19,7 @@ from atoll.client.policy.history import PolicyHistory
 from atoll.server.audit.actions import Action
 from atoll.server.audit.reading import Source, events_of
 from tests.cli.federation import ATOLL
+from tests.debian import missing
 from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import live, report

@@ -1,10 +1,11 @@
 """The export of traces and of sites' metrics to a real receiver on loopback, also by an exporter that is killed."""
 
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from atoll.server.identity.register import ends_of_processes
 from atoll.server.journal.binding import open_database
 from atoll.server.journal.holder import running_coordinator
 from atoll.telemetry.otlp import FILE
-from atoll.telemetry.spans import AGENT_SPANS
+from atoll.telemetry.spans import AGENT_SPANS, spans_of
 from tests.cli.federation import ATOLL, TINY, Federation, federation, start_run, wait_for
 from tests.cli.invoking import invoke, refused, shown
 from tests.telemetry.receiver import Receiver, attributes, receiver
 from tests.telemetry.test_pipeline import samples
 from tests.telemetry.test_scrape import address_in, fetched
+from tests.waiting import BOUND_S
 
 ROUNDS = 6
 
@@ -54,6 +56,12 @@ def _ended(tmp_path_factory: pytest.TempPathFactory, site_receiver: Receiver) ->
 
 def records(it: Federation) -> list[dict[str, Any]]:
     return [shown("round", "show", str(n), "--run", "tiny-1", "--state", it.state) for n in range(1, ROUNDS + 1)]
+
+
+def points_of(it: Receiver) -> list[tuple[Any, ...]]:
+    """Return each point of a site's metric that has arrived."""
+    found = it.points.get("atoll.site.metric.value", [])
+    return [(tuple(sorted(attributes(p).items())), p.time_unix_nano, p.as_double) for p in found]
 
 
 def test_each_span_has_the_instants_of_its_record(
@@ -121,7 +129,8 @@ def test_spans_of_a_site_are_in_the_exported_traces(
         assert train.end_time_unix_nano <= spool.start_time_unix_nano
         assert spool.end_time_unix_nano <= upload.start_time_unix_nano
         assert invitation.start_time_unix_nano <= load.start_time_unix_nano
-    assert sum(span.name in names for span in (found[0] for found in site_receiver.spans.values())) == 4 * ROUNDS
+    of_run = [span for name in names for span in sent(name) if attributes(span)["atoll.run.id"] == "tiny-1"]
+    assert len(of_run) == len(names) * ROUNDS
 
 
 def test_a_line_of_the_log_names_the_trace_of_its_round(
@@ -172,19 +181,12 @@ def test_a_killed_export_sends_each_span_once_to_who_knows_its_id(ended: Federat
         assert done.returncode == 0, done.stderr
         for sent in it.spans.values():
             assert all(span == sent[0] for span in sent)  # a repeated span is the same span
-        complete = dict(it.spans)
-        points = [
-            (tuple(sorted(attributes(p).items())), p.time_unix_nano, p.as_double)
-            for p in it.points.get("atoll.site.metric.value", [])
-        ]
+        complete, points = dict(it.spans), points_of(it)
     with receiver() as fresh:
         done = subprocess.run([*command[:-2], fresh.address, "--sites"], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert set(fresh.spans) == set(complete)
-        once = [
-            (tuple(sorted(attributes(p).items())), p.time_unix_nano, p.as_double)
-            for p in fresh.points["atoll.site.metric.value"]
-        ]
+        once = points_of(fresh)
     assert len(once) == len(set(once)) > 0
     assert set(points) == set(once)
     view = read_view("sites", ended.state, run="tiny-1", paging=Paging(whole=True))
@@ -195,6 +197,49 @@ def test_a_killed_export_sends_each_span_once_to_who_knows_its_id(ended: Federat
         for curve in site.values()
     ]
     assert len(once) == sum(map(len, curves))
+
+
+KILLS_S = (0.4, 1.1, 1.6, 2.2, 0.8, 1.9, 2.7, 1.3)
+"""Lives of an export that follows a run [s]: a start takes about one."""
+
+
+@pytest.mark.long
+def test_an_export_that_follows_a_run_and_is_killed_again_and_again_sends_each_once(
+    ended: Federation, tmp_path: Path
+) -> None:
+    """Spans and points: what is repeated is the same, and is of the rounds at the cursor when it was killed."""
+    start_run(ended, "followed", "rounds=25", "pause=0.5", "round.cohort_size=2", "round.quorum=2")
+    with receiver() as it:
+        command = [str(ATOLL), "export", "otlp", "followed-1", "--state", str(ended.state), "--to", it.address]
+        command += ["--follow", "--sites"]
+        num_kills = 0
+        for life in KILLS_S:
+            process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(life)
+            process.kill()
+            process.communicate()
+            num_kills += process.returncode == -signal.SIGKILL
+        assert num_kills == len(KILLS_S), "it follows until the run has ended, or it is killed"
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=BOUND_S)
+        assert done.returncode == 0, done.stderr
+        assert ended.run_state("followed-1") == "finished"
+        for sent in it.spans.values():
+            assert all(span == sent[0] for span in sent)
+        repeated, longest = sum(len(sent) - 1 for sent in it.spans.values()), 3 + 2 * 4
+        assert repeated <= num_kills * longest, "at most the round whose cursor was not stored yet"
+        complete, points = set(it.spans), points_of(it)
+    with receiver() as fresh:
+        again = [*command[:6], "--to", fresh.address, "--sites"]
+        done = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True, timeout=BOUND_S)
+        assert done.returncode == 0, done.stderr
+        assert set(fresh.spans) == complete
+        once = points_of(fresh)
+    assert len(once) == len(set(once)) > 0
+    assert set(points) == set(once)
+    rounds = [shown("round", "show", str(n), "--run", "followed-1", "--state", ended.state) for n in range(1, 26)]
+    expected = sum(len(list(spans_of("followed-1", 1, record))) for record in rounds)
+    assert len(complete) == expected
 
 
 def test_a_receiver_that_is_away_is_an_exit_code_and_no_lost_span(
