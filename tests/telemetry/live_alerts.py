@@ -105,7 +105,7 @@ class Live(Federation):
         elif name == "rank":
             equip(self.state, self.folder / "rank", aggregator(0))
             where = ("--state", self.folder / "rank", "--coordinator", self.listen)
-            self.start(name, "aggregator", "--rank", 0, "--ranks", 1, *where, *metrics)
+            self.start(name, "aggregator", "--set", "rank=0", "--set", "ranks=1", *where, *metrics)
         else:
             equip(self.state, self.folder / f"atoll-agent-{name}", Identity(Role.CLIENT, name))
             where = ("--coordinator", self.listen, "--set", "reconnect_max=1")
