@@ -158,7 +158,7 @@ image-test: setup # builds the images of deploy/Containerfile from a Debian root
 	$(BIN)/python -m pytest -q -n 0 tests/deploy/image.py
 
 alerts-test: setup # each alert of docs/operations fires in a real federation that has its fault, and ends; five minutes
-	$(BIN)/python -m pytest -q -n 0 tests/telemetry/live_alerts.py
+	$(BIN)/python -m pytest -q -n 0 -x tests/telemetry/live_alerts.py
 
 slurm-test: setup # the batch scripts of deploy/slurm under a real Slurm of two nodes on loopback; five minutes
 	$(BIN)/python -m pytest -q -n 0 tests/deploy/slurm.py
