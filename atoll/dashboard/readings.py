@@ -63,6 +63,8 @@ class Asked:
     query: Mapping[str, str]
     lines: Sequence[tuple[float, str]] = ()
     """The newest lines of the run's log, if it is followed."""
+    token: str = ""
+    """The token of the visitor's forms on the page of a site; empty: there are none."""
 
     def only(self, *names: str) -> dict[str, str]:
         """Return some values of the query that are not empty."""
@@ -232,7 +234,7 @@ def of_requests(asked: Asked) -> Answer:
     """Return what was asked of a site, and its spool."""
     source, here = asked.source, asked.source.agent()
     rows, given = list(here.runs), asked.only("standing", "text")
-    return rows, lambda: agents.requests(source.number, source.label, rows, list(here.spool), given)
+    return rows, lambda: agents.requests(source.number, source.label, rows, list(here.spool), given, asked.token)
 
 
 def of_decisions(asked: Asked) -> Answer:

@@ -100,6 +100,11 @@ class Source:
         raise AtollError(f"{self.label} is {NAMES[type(self.place)]}: an agent's state directory alone has this page")
 
     @property
+    def is_agent(self) -> bool:
+        """Whether the place is the agent of a site."""
+        return isinstance(self.place, Agent)
+
+    @property
     def is_controlled(self) -> bool:
         """Whether `controlled` returns a coordinator."""
         return isinstance(self.place, Federation) and "://" not in self.label

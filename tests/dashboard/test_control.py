@@ -5,6 +5,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -26,10 +27,11 @@ from tests.waiting import BOUND_S
 HOST = "127.0.0.1:7080"
 ORIGIN = {"origin": f"http://{HOST}"}
 NOW = 1000.0
-RUN, MEMBERS = "/runs/1/r/control", "/members/1/control"
+RUN, MEMBERS, SITE = "/runs/1/r/control", "/members/1/control", "/agents/1/control"
 CHANGES = [
     *(f"{RUN}/{act}" for act in ("pause", "resume", "stop", "statistics")),
     *(f"{MEMBERS}/{act}" for act in ("invite", "revoke")),
+    *(f"{SITE}/{act}" for act in ("approve", "reject")),
 ]
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")
 
@@ -159,6 +161,17 @@ def test_a_used_link_opens_nothing(controlling: Browser) -> None:
         (f"{MEMBERS}/invite", {"name": "a", "role": "authority", "hours": "1"}, "neither invited"),
         (f"{RUN}/statistics", {"deadline": "1e9"}, "deadline: got"),
         (f"{RUN}/pause", {"reason": "<script>\u202e\0"}, "no coordinator holds"),
+        (
+            f"{SITE}/approve",
+            {"terms": "a", "standing": "undecided"},
+            "is a coordinator: an agent's state directory alone",
+        ),
+        ("/agents/4/control/approve?run=r-1", {"standing": "undecided"}, "terms: got none"),
+        ("/agents/4/control/reject?run=r-1", {}, "standing: got none"),
+        ("/agents/4/control/reject?run=r-1", {"standing": "odd"}, "seen: got"),
+        ("/agents/4/control/reject?run=r-9", {"standing": "undecided"}, "has not asked here"),
+        ("/agents/4/control/reject?run=%00%3Cb%3E", {"standing": "undecided"}, "has not asked here"),
+        ("/agents/4/control/reject", {"standing": "undecided"}, "has not asked here"),
         ("/runs/3/one/control/pause", {}, "is a folder of simulations"),
         ("/members/3/control/invite", {"name": "a", "role": "client", "hours": "1"}, "is a folder of simulations"),
     ],
@@ -167,7 +180,7 @@ def test_what_cannot_be_done_has_a_sentence(controlling: Browser, path: str, giv
     page = MEMBERS if "members" in path else RUN
     answer = controlling.client.post(path, data=given | {"token": controlling.token(page)}, headers=ORIGIN)
     assert answer.status_code == 400
-    assert why in answer.text
+    assert why in unescape(answer.text)
     assert "<script>" not in answer.text
 
 
@@ -179,6 +192,10 @@ def test_pages_of_a_coordinator_lead_to_its_forms(controlling: Browser, reading:
     assert controlling.client.get("/runs/3/one/control").status_code == 404
     assert controlling.client.get("/runs/1/none/control").status_code == 404
     assert controlling.client.get(f"{MEMBERS}/revoke?role=client&name=%3Cb%3E").status_code == 404
+    assert "/agents/4/control" in controlling.client.get("/agents/4").text
+    assert "control" not in reading.client.get("/agents/4").text
+    assert controlling.client.get("/agents/4/control?run=r-9").status_code == 404
+    assert controlling.client.get("/agents/1/control?run=r").status_code == 404
 
 
 def test_a_stop_does_not_wait_for_sites_that_are_asked() -> None:
@@ -217,15 +234,15 @@ class Labels(HTMLParser):
             self.labels.add(given["for"] or "")
 
 
-@pytest.mark.parametrize("page", [RUN, MEMBERS])
+@pytest.mark.parametrize("page", [RUN, MEMBERS, "/agents/4", "/agents/4/control?run=r-1"])
 def test_every_input_has_a_label_and_no_form_is_kept_or_needs_a_script(controlling: Browser, page: str) -> None:
     answer = controlling.client.get(page)
     assert answer.headers["cache-control"] == "no-store"
     found = Labels()
     found.feed(answer.text)
-    assert found.inputs
+    assert found.inputs or "control?run" in page
     assert found.inputs == found.labels
-    assert "<script" not in answer.text
+    assert "<script" not in re.sub(r'<script src="/static/\w+(\.min)?\.js"', "", answer.text)
     assert answer.headers["referrer-policy"] == "same-origin", "else a browser sends the Origin `null` with a form"
 
 

@@ -53,6 +53,12 @@ def of_members(place: int, page: str = "", **query: str) -> str:
     return path + (f"?{urlencode(query)}" if query else "")
 
 
+def of_agent(place: int, page: str = "", **query: str) -> str:
+    """Return the address of what was asked of a site, or of a page below it; arguments as of `of_run`."""
+    path = f"/agents/{place}" + (f"/{page}" if page else "")
+    return path + (f"?{urlencode(query)}" if query else "")
+
+
 def of_sweep(place: int, folder: str) -> str:
     """Return the address of the comparison of a sweep's cells."""
     return f"/compare?{urlencode({'sweep': key_of(place, folder)})}"
