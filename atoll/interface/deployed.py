@@ -68,6 +68,22 @@ def connect(
     return Federation(folder, named=Named())
 
 
+def in_database(url: str) -> "Federation":
+    """Return the federation of a coordinator that is read from its database, wherever its state directory is.
+
+    Args:
+        url: the URL of the PostgreSQL database.
+
+    Raises:
+        AtollError: it is no such URL.
+    """
+    from atoll.operations.views import checked_url
+    from atoll.protocol.secrets import without_password
+
+    with one_error():
+        return Federation(Path(without_password(url)), checked_url(url, "place"), named=HERE)  # there is no such folder
+
+
 class Federation:
     """The runs and the members of a coordinator; `connect` returns one."""
 
@@ -84,7 +100,7 @@ class Federation:
         """The members with role, standing and the end of the certificate, as `atoll client members --json`."""
         from atoll.operations.members import members_of
 
-        return Table(self._answer(lambda: members_of(self._state)))
+        return Table(self._answer(lambda: members_of(self._state, self._database)))
 
     def known_run(self, run_id: str) -> "DeployedRun":
         """Return a run by its id, without asking whether there is one: what is read of it says so."""
@@ -144,6 +160,7 @@ class Federation:
             with one_error():
                 overrides = overrides_of(set)
             _, number = self._answer(lambda: collect(str(what), self._state, overrides, deadline))
+        self._check_folder("results of statistics")
         found: Mapping[str, Any] = self._view("statistics", number=number)
         return found
 
@@ -182,6 +199,7 @@ class Federation:
             with opened_log(self._state) as source:
                 return newest_events(source, count, action=action, actor=actor, before=before)
 
+        self._check_folder("an audit log")
         return self._answer(read)
 
     def audit_verdict(self) -> Mapping[str, Any]:
@@ -192,6 +210,7 @@ class Federation:
             with opened_log(self._state) as source:
                 return verified_log(source)[1]
 
+        self._check_folder("an audit log")
         return self._answer(read)
 
     def invite(self, name: str, *, role: str = "client", hours: float = 24.0) -> str:
@@ -211,6 +230,13 @@ class Federation:
         check_text("name", name)
         of = _role(role)
         self._answer(lambda: revoke_member(self._state, of, name))
+
+    def _check_folder(self, what: str) -> None:
+        """Check that the state directory, whose files have something, is known; raises AtollError."""
+        if self._database and not self._state.exists():
+            raise AtollError(
+                f"a database does not have {what}: name its coordinator's state directory, or HOST:PORT of it"
+            )
 
     def _view(self, view: str, *, run: str = "", number: int = 0, paging: Paging = ALL) -> Any:
         from atoll.operations.views import read_view

@@ -115,12 +115,18 @@ class History:
 
     def presence(self) -> Presence | None:
         """Return the connected clients; without a coordinator there are none. None: not known here."""
-        return Presence() if self.coordinator() is None else presence_shown(self.path)
+        if self.coordinator() is not None:
+            return presence_shown(self.path)
+        return None if self._is_served() else Presence()
 
     def members(self) -> list[Member]:
         """Return the clients that were invited or have enrolled."""
         members = self.read(lambda connection: members_in(connection, now=time.time()))
         return [member for member in members if member.identity.role is Role.CLIENT]
+
+    def _is_served(self) -> bool:
+        """Return whether a coordinator listens here, or holds the database with a directory on another machine."""
+        return self.coordinator() is not None or (not has_state(self.path) and self.is_attended())
 
     def is_attended(self) -> bool:
         """Return whether a process holds the directory or, if that is on another machine, the database."""
@@ -227,7 +233,7 @@ class History:
             is_current = last_seq(connection, run_id) == base.seq
         if base.faults or not base.num_members or not (is_current or base.num_members > MEMBERS_REPLAYED_MAX):
             return None
-        if self.coordinator() is None:
+        if not self._is_served():
             base.ledger.membership.everyone_disconnected()
         return MembersBehind(self, run_id, base)
 
@@ -326,7 +332,7 @@ class History:
         """Return the clients that have joined the run; without a coordinator they all count as disconnected."""
         with self._database.transaction() as connection:
             membership = _machine(connection, run_id).ledger.membership
-        if self.coordinator() is None:
+        if not self._is_served():
             membership.everyone_disconnected()
         return membership
 

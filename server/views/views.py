@@ -489,8 +489,10 @@ def _versions(history: History, row: RunRow, paging: Paging) -> Document:
     between = (min(numbers), max(numbers)) if is_page and numbers else None
     measured, parts = measures(history.evaluations(run_id, between)), _parts(history, run_id)
     best = history.standing(run_id)[0].ledger.best
+    is_here = history.path.exists()
     shown = (
-        _version(one, parts.get(one.version), measured) | {"best": best is not None and best.version == one.version}
+        _version(one, parts.get(one.version), measured, is_here=is_here)
+        | {"best": best is not None and best.version == one.version}
         for one in rows
     )
     if not is_page:
@@ -518,13 +520,16 @@ def _parts(history: History, run_id: RunId) -> dict[int, int]:
     return {v: 1 if store.version_path(v).exists() else max(1, num_ranks) for v in store.versions()}
 
 
-def _version(row: VersionRow, parts: int | None, measured: dict[int, dict[str, Document]]) -> Document:
+def _version(
+    row: VersionRow, parts: int | None, measured: dict[int, dict[str, Document]], *, is_here: bool
+) -> Document:
+    """Return a version as a row; whether its file is kept is known where the state directory is."""
     return {
         "version": row.version,
         "digest": row.digest,
         "num_bytes": row.num_bytes,
         "created_at": row.created_at,
-        "kept": parts is not None,
+        "kept": parts is not None if is_here else None,
         "parts": parts or 0,
         "metrics": measured.get(row.version, {}),
     }
