@@ -1,6 +1,5 @@
 """The pages at their addresses: each as HTML, as JSON at the same address with `.json`, and the stream of news."""
 
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from atoll.dashboard.sources import Source
 from atoll.ground.printable import printable
 from atoll.interface.deployed import AWAY, DeployedRun
 from atoll.interface.errors import AtollError
+from atoll.interface.json_text import to_json
 
 HERE = Path(__file__).parent
 
@@ -191,4 +191,4 @@ class Dashboard:
 
 
 def _json(document: Any) -> str:
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    return to_json(document, indent=2, ensure_ascii=False) + "\n"

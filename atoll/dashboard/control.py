@@ -18,6 +18,7 @@ from atoll.dashboard.pages import control as pages
 from atoll.dashboard.pages.blocks import Page, Sentences
 from atoll.dashboard.sources import Source
 from atoll.ground.printable import count_of, printable
+from atoll.interface.deployed import Federation
 from atoll.interface.errors import AtollError
 from atoll.interface.roles import check_role
 
@@ -59,8 +60,13 @@ class Sent:
     is_of_site: bool = False
 
     @property
+    def controlled(self) -> Federation:
+        """The coordinator to be changed, for the user of a proxy; raises AtollError."""
+        return self.source.controlled(self.by)
+
+    @property
     def reason(self) -> str:
-        """The reason for the run's record, with the user of a proxy, as the audit log has the process's credential."""
+        """The reason for the run's record, with the user of a proxy."""
         said = self.values.get("reason", "")
         return ": ".join(part for part in (self.by and f"by {self.by}", said) if part)
 
@@ -135,24 +141,24 @@ class Sent:
 
 def pause(sent: Sent) -> Page:
     """Pause a run."""
-    return pages.done(sent.source.controlled().known_run(sent.run).pause(sent.reason), sent.above, sent.seen)
+    return pages.done(sent.controlled.known_run(sent.run).pause(sent.reason), sent.above, sent.seen)
 
 
 def resume(sent: Sent) -> Page:
     """Continue a run."""
-    return pages.done(sent.source.controlled().known_run(sent.run).resume(), sent.above, sent.seen)
+    return pages.done(sent.controlled.known_run(sent.run).resume(), sent.above, sent.seen)
 
 
 def stop(sent: Sent) -> Page:
     """Stop a run, whose name was typed."""
     sent.check_typed(sent.run, "nothing is stopped")
-    return pages.done(sent.source.controlled().known_run(sent.run).stop(sent.reason), sent.above, sent.seen)
+    return pages.done(sent.controlled.known_run(sent.run).stop(sent.reason), sent.above, sent.seen)
 
 
 def statistics(sent: Sent) -> Page:
     """Ask the connected sites of a run for statistics, and show them."""
     deadline = sent.value("deadline", 0.1, pages.DEADLINE_MAX)
-    found = sent.source.controlled().known_run(sent.run).statistics(deadline=deadline)
+    found = sent.controlled.known_run(sent.run).statistics(deadline=deadline)
     number, asked = found["number"], count_of(len(found["asked"]), "site")
     again = f"`atoll run statistics --show {number}` prints them"
     seen = ("The statistics", addresses.of_place(sent.number, "statistics", number=number))
@@ -165,7 +171,7 @@ def invite(sent: Sent) -> Page:
     """Make a join code, which nothing but the answer has."""
     name, role = sent.name, sent.role
     hours = sent.value("hours", 0.001, 720)
-    code = sent.source.controlled().invite(name, role=role, hours=hours)
+    code = sent.controlled.invite(name, role=role, hours=hours)
     sentence = f"{role} {name} is invited, for {count_of(hours, 'hour')}; the join code is shown once"
     return pages.done(sentence, sent.above, [_member(sent), *sent.logged("client.invite")], code=code)
 
@@ -174,7 +180,7 @@ def revoke(sent: Sent) -> Page:
     """Revoke a member, whose name was typed."""
     name, role = sent.name, sent.role
     sent.check_typed(name, "nothing is revoked")
-    sent.source.controlled().revoke(name, role=role)
+    sent.controlled.revoke(name, role=role)
     return pages.done(f"{role} {name} is revoked", sent.above, [_member(sent), *sent.logged("client.revoke")])
 
 
@@ -248,7 +254,7 @@ class Control:
         return self._forms.token(visitor) if source.is_agent and visitor.role in ("", OWNER) else ""
 
     def _of_run(self, sent: Sent, token: str) -> Page:
-        return pages.of_run(sent.number, sent.label, sent.source.controlled().known_run(sent.run).document, token)
+        return pages.of_run(sent.number, sent.label, sent.source.controlled().known_run(sent.run).facts, token)
 
     def _of_members(self, sent: Sent, token: str) -> Page:
         sent.source.controlled()

@@ -164,7 +164,7 @@ def of_versions(asked: Asked) -> Answer:
     given = asked.only("after", "count")
 
     def make() -> Page:
-        document = here.document
+        document = here.facts
         return versions.versions(source.number, source.label, document, seen.rows, seen.next, given)
 
     return seen.rows, make
@@ -174,7 +174,7 @@ def of_policy(asked: Asked) -> Answer:
     """Return what the policy of a run has decided."""
     source, here = asked.source, asked.source.deployed(asked.run)
     rows = here.page("rounds", count=POLICY_ROUNDS, last=True).rows
-    return rows, lambda: rounds.policy(source.number, source.label, here.document, rows)
+    return rows, lambda: rounds.policy(source.number, source.label, here.facts, rows)
 
 
 def of_members(asked: Asked) -> Answer:

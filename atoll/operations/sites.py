@@ -135,8 +135,7 @@ def decide(
     except DecidedMeanwhile as error:
         now = f"it is {error.terms.standing} now, and was {seen} when you looked"
         raise CommandError(f"run {run_id} has changed meanwhile: {now}; nothing is {standing}") from None
-    outcome = f"terms {found.fingerprint}" + (f", by {printable(by)}" if by else "")
-    record_at_site(history.path.parent, f"site.{standing}", run_id, outcome)
+    record_at_site(history.path.parent, f"site.{standing}", run_id, f"terms {found.fingerprint}", printable(by))
     return in_plain_values(found)
 
 

@@ -79,7 +79,7 @@ def look(history: History, view: View, run: str = "", number: int = 0, paging: P
         run: id or name of the run; empty: the newest run, except for RUN, which needs one.
         number: the round, or the statistics; 0: the newest. Of FATES and SUMS the number of the newest rounds; 0: 24.
         paging: a page of the rows of ROUNDS, CLIENTS or VERSIONS, without faults; and whether the curves of RUN and
-            SITES have all points.
+            SITES have all points, and whether RUN has neither `metrics` nor `unmeasured`.
 
     Returns:
         For RUNS and ALERTS a list. For the others an object: for RUN the `document`, and the settings as `toml`; for
@@ -104,7 +104,7 @@ def look(history: History, view: View, run: str = "", number: int = 0, paging: P
             return plain({"run": "", **found})
     if view is View.RUN:
         row = history.run(run)
-        return plain({"document": _whole_run(history, row, whole=paging.whole), "toml": effective(row.config)})
+        return plain({"document": _whole_run(history, row, paging), "toml": effective(row.config)})
     row = run_of(history, run)
     if view is View.ROUND:
         of_messages = row.config.is_of_messages
@@ -257,17 +257,16 @@ def _facts(history: History, row: RunRow) -> Document:
     }
 
 
-def _whole_run(history: History, row: RunRow, *, whole: bool) -> Document:
+def _whole_run(history: History, row: RunRow, paging: Paging) -> Document:
     number = _number(history, row.run_id)
     if row.config.is_of_messages:
         settings = {"number": number, "settings": row.config.model_dump(mode="json"), "changes": []}
         return _run(history, row) | message_views.details(history, row) | settings
-    is_whole = whole or history.num_evaluations(row.run_id) <= POINTS_MAX
     machine, num_members = history.standing(row.run_id)
+    measured = {} if paging.bare else _measured(history, row.run_id, whole=paging.whole)
     return _run(history, row, machine) | {
         "number": number,
-        "metrics": measures(history.evaluations(row.run_id)) if is_whole else _curves(history, row.run_id),
-        "unmeasured": unmeasured(history.unmeasured(row.run_id)),
+        **measured,
         "best": _best(machine),
         "privacy": guarantee_of(machine, num_members),
         "undecided": machine.undecided,
@@ -276,6 +275,15 @@ def _whole_run(history: History, row: RunRow, *, whole: bool) -> Document:
         "name_conflicts": _conflicts(history, row.run_id, machine),
         "settings": row.config.model_dump(mode="json"),
         "changes": [*_changes(history.settings(row.run_id))],
+    }
+
+
+def _measured(history: History, run_id: RunId, *, whole: bool) -> Document:
+    """Return the metrics of a run's versions, and the versions that lack some: it looks at every evaluation."""
+    is_whole = whole or history.num_evaluations(run_id) <= POINTS_MAX
+    return {
+        "metrics": measures(history.evaluations(run_id)) if is_whole else _curves(history, run_id),
+        "unmeasured": unmeasured(history.unmeasured(run_id)),
     }
 
 

@@ -148,4 +148,6 @@ def test_behind_a_proxy_an_owner_alone_decides_and_is_named(state: Path, tmp_pat
         assert browser.post(path, data=seen, headers={**ORIGIN, **other}).status_code == 403
     assert browser.post(path, data=seen, headers={**ORIGIN, **ann}).status_code == 200
     (newest,) = shown("audit", "show", *sorted((state / "decisions").glob("audit-*.jsonl")), "--last", 1)["events"]
-    assert (newest["actor"], newest["outcome"]) == (os_user(), f"terms {seen['terms']}, by ann")
+    assert (newest["actor"], newest["outcome"]) == (os_user(), f"terms {seen['terms']}")
+    assert newest["on_behalf_of"] == "ann"
+    assert f"<bdi>{os_user()} for ann</bdi>" in browser.get("/decisions/1?actor=ann", headers=ann).text
