@@ -70,6 +70,7 @@ class Dashboard:
             lstrip_blocks=True,
         )
         self._templates.globals["fates_of"] = fates_of
+        self._templates.filters["printable"] = printable
 
     def app(self, door: Door) -> Guard:
         """Return the application, which answers requests that come through a door alone."""

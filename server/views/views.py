@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 from enum import StrEnum
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 from atoll.ground.printable import count_of, printable_size
@@ -152,16 +153,23 @@ def _curves(history: History, run_id: RunId) -> dict[int, dict[str, Document]]:
     gc.disable()  # its passes over 100,000 evaluations, none of which is garbage, would take half of the time
     try:
         rows = history.measured(run_id)
-        return thinned_metrics({source: (_with_means(one) for one in sorted(rows[source])) for source in sorted(rows)})
+        return thinned_metrics(
+            {source: map(_with_means, sorted(rows[source], key=_version_of)) for source in sorted(rows)}
+        )
     finally:
         if was_enabled:
             gc.enable()
+
+
+_version_of = itemgetter(0)
 
 
 def _with_means(row: Measured) -> tuple[int, Document]:
     """Return the version of an evaluation and its metrics, and as `measures` the sums that are in no metric."""
     version, statistics, metrics = row
     found: Document = metrics
+    if isinstance(statistics, int):  # the metrics are of all sums
+        return version, found
     for name, sums in statistics.items():
         if name not in found:
             num = len(sums)
@@ -280,7 +288,7 @@ def _whole_run(history: History, row: RunRow, paging: Paging) -> Document:
 
 def _measured(history: History, run_id: RunId, *, whole: bool) -> Document:
     """Return the metrics of a run's versions, and the versions that lack some: it looks at every evaluation."""
-    is_whole = whole or history.num_evaluations(run_id) <= POINTS_MAX
+    is_whole = whole or not history.has_evaluations(run_id, POINTS_MAX)
     return {
         "metrics": measures(history.evaluations(run_id)) if is_whole else _curves(history, run_id),
         "unmeasured": unmeasured(history.unmeasured(run_id)),

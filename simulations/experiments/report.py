@@ -25,9 +25,10 @@ or up)."""
 ROUNDS, RESULT, SETTINGS, POPULATION = "rounds.jsonl", "result.json", "run.toml", "population.json"
 GROUPS = ("server", "clients", "train", "honest_clients", "honest_train")
 FATES = ("invited", "reported", "late", "counted", "lost", "failed", "refused", "stragglers", "released")
-NUMBERS = ("version", "opened_s", "round_s", "virtual_s", "real_s", "bytes_up", "bytes_down", "epsilon", *FATES)
+AXES = ("virtual_s", "real_s", "bytes_up", "bytes_down")
+NUMBERS = ("version", "opened_s", "round_s", "epsilon", *FATES)
 TABLES = (*GROUPS, "fates", "steps", "client_values", "train_values")
-"""Groups of metrics, and the fields of a round that are numbers or tables, or absent."""
+"""Groups of metrics, and the fields of a round: numbers, numbers that may be absent, and tables that may be."""
 
 
 class NoReport(Refused):
@@ -189,8 +190,8 @@ class RunReport:
         for line in self.rounds:
             updates += line.get("counted") or 0
             if (value := (line.get(group) or {}).get(name)) is not None:
-                at = {axis: line.get(axis) or 0 for axis in ("round", "virtual_s", "real_s", "bytes_up")}
-                yield at | {"bytes": at["bytes_up"] + (line.get("bytes_down") or 0), "updates": updates}, value
+                at = {axis: line[axis] for axis in ("round", "virtual_s", "real_s", "bytes_up")}
+                yield at | {"bytes": line["bytes_up"] + line["bytes_down"], "updates": updates}, value
 
 
 def read_run(folder: Path, name: str | None = None) -> RunReport:
@@ -242,17 +243,20 @@ def _check_line(line: Any) -> None:
     Raises:
         ValueError, KeyError, TypeError, OverflowError: it is no round.
     """
-    if type(line["round"]) is not int:
-        raise ValueError(f"round: got {str(line['round'])[:40]!r}")
-    for name in NUMBERS:
+    if type(line["round"]) is not int or type(line["state"]) is not str:
+        raise ValueError(f"round, state: got {str(line['round'])[:40]!r}, {str(line['state'])[:40]!r}")
+    for name in AXES:
+        if line[name] is None:
+            raise ValueError(f"{name}: got none")
+    for name in (*AXES, *NUMBERS):
         if (number := line.get(name)) is not None and not math.isfinite(number):
             raise ValueError(f"{name}: got {number}")
     for name in TABLES:
         if not isinstance(line.get(name) or {}, dict):
             raise TypeError(f"{name}: got {str(line[name])[:40]!r}")
-    for name in ("client_values", "train_values"):
-        if not all(isinstance(values, dict) for values in (line.get(name) or {}).values()):
-            raise TypeError(f"{name}: got other values than tables")
+    for name, kind in {"client_values": dict, "train_values": dict, "fates": str}.items():
+        if not all(isinstance(value, kind) for value in (line.get(name) or {}).values()):
+            raise TypeError(f"{name}: got other values than a {kind.__name__}")
 
 
 def _read(path: Path, parse: Callable[[bytes], Any]) -> dict[str, Any]:

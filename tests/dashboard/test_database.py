@@ -11,7 +11,13 @@ from starlette.testclient import TestClient
 from atoll.dashboard.sources import sources
 from atoll.interface.errors import AtollError
 from atoll.interface.places import place
+from atoll.protocol.vocabulary import Version
+from atoll.server.journal.journal import Journal
+from atoll.server.journal.rows import Batch, EvaluationRow
 from atoll.server.journal.state_directory import StateDirectory
+from atoll.server.views.history import History
+from atoll.server.views.thinning import POINTS_MAX
+from atoll.server.views.views import View, look
 from benchmarks.pages import crawled
 from tests.dashboard.test_control import Browser
 from tests.dashboard.test_process import dashboard, get
@@ -99,6 +105,24 @@ def test_a_coordinator_elsewhere_is_not_said_to_have_lost_its_clients(
         served = {row["client"]: row["connected"] for row in federation.known_run("r").clients}
     assert any(served.values())
     assert "s3cret" not in repr(runs)
+
+
+def test_curves_are_the_same_from_both_databases(postgres_server: "Server", tmp_path: Path) -> None:
+    rows = [
+        EvaluationRow("r", Version(number), source, {"loss": (number, 2.0)}, 1, "", 1.0, values)  # type: ignore[arg-type]
+        for number in range(2, POINTS_MAX + 10)
+        for source, values in (("server", {}), ("clients", {"loss": float(number % 7)}), ("site:a", {"loss": 9.0}))
+    ]
+    found = []
+    for database in ("", postgres_server.url(postgres_server.new_schema())):
+        folder = tmp_path / str(bool(database))
+        with StateDirectory.open(folder, database=database) as state:
+            write_history(state)
+            Journal(state).commit(Batch(evaluations=rows[::-1]))
+        found.append(look(History(folder, database), View.RUN, "r")["document"]["metrics"])
+    assert found[0] == found[1]
+    assert (found[0]["9"]["server"], found[0]["9"]["clients"]) == ({"loss": 4.5}, {"loss": 2.0})
+    assert len(found[0]) <= 2 * POINTS_MAX
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from urllib.parse import quote, urlencode
 
+from atoll.ground.printable import printable
+
 TABS = (
     ("", "Run"),
     ("rounds", "Rounds"),
@@ -103,8 +105,8 @@ def other_pages(
 
 def trail(place: int, label: str, run: str = "") -> list[tuple[str, str]]:
     """Return the pages above a page: all runs, the place, and the run."""
-    above = [("Runs", "/"), (label, f"/?place={place}")]
-    return [*above, (run, of_run(place, run))] if run else above
+    above = [("Runs", "/"), (printable(label), f"/?place={place}")]
+    return [*above, (printable(run), of_run(place, run))] if run else above
 
 
 def tabs(place: int, run: str) -> list[tuple[str, str]]:
