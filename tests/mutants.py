@@ -710,8 +710,8 @@ PLANTED = (
     Mutant(
         "training beyond the end",
         RUN,
-        "*self.invitations.release_all(ReleaseReason.RUN_ENDED, ledger.now), *ledger",
-        "*ledger",
+        "*self.invitations.release_all(ReleaseReason.RUN_ENDED, ledger.now)]",
+        "]",
         "the run ends with records in which clients still train",
     ),
     Mutant(

@@ -265,6 +265,8 @@ class OpenRound(ABC):
         record = self.record
         releases = self._released_by(reason, now)
         record.phase, record.ended_at, record.abandon_reason, record.detail = Phase.ABANDONED, now, reason, detail
+        if reason is AbandonReason.STOP_REQUESTED:  # no later round audits what was charged before the fold
+            releases += self._audited_charge()
         return (*releases, Abandon(record.round_id, reason))
 
     def _released_by(self, reason: AbandonReason, now: float) -> Effects:
