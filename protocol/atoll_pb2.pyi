@@ -691,20 +691,22 @@ class RankHello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., address: _Optional[str] = ..., store_address: _Optional[str] = ..., software: _Optional[str] = ..., process: _Optional[str] = ..., folder: _Optional[str] = ..., codecs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RankStatus(_message.Message):
-    __slots__ = ("received_bytes", "sent_bytes", "exchanged_bytes", "store_address", "arrivals", "shortages")
+    __slots__ = ("received_bytes", "sent_bytes", "exchanged_bytes", "store_address", "arrivals", "shortages", "certificate_until")
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXCHANGED_BYTES_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ARRIVALS_FIELD_NUMBER: _ClassVar[int]
     SHORTAGES_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_UNTIL_FIELD_NUMBER: _ClassVar[int]
     received_bytes: int
     sent_bytes: int
     exchanged_bytes: int
     store_address: str
     arrivals: _containers.RepeatedCompositeFieldContainer[Arrival]
     shortages: _containers.RepeatedCompositeFieldContainer[Shortage]
-    def __init__(self, received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., exchanged_bytes: _Optional[int] = ..., store_address: _Optional[str] = ..., arrivals: _Optional[_Iterable[_Union[Arrival, _Mapping]]] = ..., shortages: _Optional[_Iterable[_Union[Shortage, _Mapping]]] = ...) -> None: ...
+    certificate_until: float
+    def __init__(self, received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., exchanged_bytes: _Optional[int] = ..., store_address: _Optional[str] = ..., arrivals: _Optional[_Iterable[_Union[Arrival, _Mapping]]] = ..., shortages: _Optional[_Iterable[_Union[Shortage, _Mapping]]] = ..., certificate_until: _Optional[float] = ...) -> None: ...
 
 class Shortage(_message.Message):
     __slots__ = ("run_id", "detail")
@@ -751,18 +753,20 @@ class RankWelcome(_message.Message):
     def __init__(self, status_s: _Optional[float] = ...) -> None: ...
 
 class Fold(_message.Message):
-    __slots__ = ("run_id", "round_id", "attempt", "store_address", "plan")
+    __slots__ = ("run_id", "round_id", "attempt", "store_address", "plan", "run_number")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    RUN_NUMBER_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     round_id: int
     attempt: int
     store_address: str
     plan: bytes
-    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., attempt: _Optional[int] = ..., store_address: _Optional[str] = ..., plan: _Optional[bytes] = ...) -> None: ...
+    run_number: int
+    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., attempt: _Optional[int] = ..., store_address: _Optional[str] = ..., plan: _Optional[bytes] = ..., run_number: _Optional[int] = ...) -> None: ...
 
 class Folded(_message.Message):
     __slots__ = ("run_id", "attempt", "sha256", "seconds", "exchanged_bytes", "outcome")
@@ -976,20 +980,22 @@ class ListRanksReply(_message.Message):
     def __init__(self, ranks: _Optional[_Iterable[_Union[RankRow, _Mapping]]] = ..., received_bytes: _Optional[int] = ...) -> None: ...
 
 class RankRow(_message.Message):
-    __slots__ = ("rank", "address", "received_bytes", "sent_bytes", "exchanged_bytes", "conflict")
+    __slots__ = ("rank", "address", "received_bytes", "sent_bytes", "exchanged_bytes", "conflict", "certificate_until")
     RANK_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXCHANGED_BYTES_FIELD_NUMBER: _ClassVar[int]
     CONFLICT_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_UNTIL_FIELD_NUMBER: _ClassVar[int]
     rank: int
     address: str
     received_bytes: int
     sent_bytes: int
     exchanged_bytes: int
     conflict: str
-    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., exchanged_bytes: _Optional[int] = ..., conflict: _Optional[str] = ...) -> None: ...
+    certificate_until: float
+    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., exchanged_bytes: _Optional[int] = ..., conflict: _Optional[str] = ..., certificate_until: _Optional[float] = ...) -> None: ...
 
 class RunReply(_message.Message):
     __slots__ = ("run_id", "state", "message")

@@ -42,11 +42,11 @@ from atoll.server.journal.schema import (
     check_version,
 )
 from atoll.server.journal.sources import WHOLE
+from atoll.server.members.member import Member as MemberOfRun
+from atoll.server.members.member_pages import PAGE
+from atoll.server.members.membership import Membership
 from atoll.server.names.places import conflicts_shown
 from atoll.server.names.presence import Presence, presence_shown
-from atoll.server.rounds.member import Member as MemberOfRun
-from atoll.server.rounds.member_pages import PAGE
-from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.task.metrics import LEFT_OUT
