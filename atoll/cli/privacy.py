@@ -13,6 +13,7 @@ from atoll.operations.faults import CommandError
 from atoll.operations.place import STATE
 from atoll.operations.requests import PrivacyAuditRequest, PrivacyPlanRequest
 from atoll.operations.views import read_view
+from atoll.protocol.paging import Paging
 from atoll.protocol.signals import ExitCode
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def show(
 
     A simulation has none: its noise follows from its seed.
     """
-    found = read_view("run", state, database, run=run)["document"].get("privacy")
+    found = read_view("run", state, database, run=run, paging=Paging(bare=True))["document"].get("privacy")
     if found is None:
         raise CommandError(f"{run} has no guarantee: its settings have no table [privacy], see docs/privacy.md")
     if json:
