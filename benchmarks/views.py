@@ -70,6 +70,7 @@ TIMES = 3
 VIEWS: dict[str, tuple[View, int, Paging]] = {
     "runs": (View.RUNS, 0, Paging()),
     "run": (View.RUN, 0, Paging()),
+    "run without metrics": (View.RUN, 0, Paging(bare=True)),
     "rounds": (View.ROUNDS, 0, Paging(COUNT_MAX, last=True)),
     "rounds of a client": (View.ROUNDS, 0, Paging(COUNT_MAX, client="client-0000007")),
     "rounds with a lost client": (View.ROUNDS, 0, Paging(COUNT_MAX, last=True, fate="lost")),
