@@ -17,6 +17,7 @@ from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.disk.stores import Stores
 from atoll.client.disk.verifier import Verifier
 from atoll.client.notices import AgentWatch
+from atoll.client.phases import Phases
 from atoll.client.policy.decide import Decision, Outcome
 from atoll.client.policy.disclosure import disclosed_answer, disclosed_failure
 from atoll.client.policy.gate import Gate, failure_of
@@ -124,9 +125,11 @@ class Agent:
         self._has_declined = False  # the policy may later allow what it declined
         self._process, self._folder_id = secrets.token_hex(8), state.folder_id
         self.stores = Stores.open(state, spool_max_bytes=config.spool_max_bytes)
+        self._note_numbers()
         self.session = Session(
             self._session_rules(), self._rng, self.stores.spool.entries(), self.stores.encoded.entries()
         )
+        self.phases = Phases()
         self._connection = self._make_connection()
         self._uploads = Uploads(
             self.stores.spool,
@@ -157,6 +160,12 @@ class Agent:
         number = len(self.stores.spool.entries())
         return count_of(number, "finished update") if number else ""
 
+    def _note_numbers(self) -> None:
+        """Remember the numbers of the runs of finished updates, for the ids of their traces."""
+        for spool in (self.stores.spool, self.stores.encoded):
+            for key in spool.entries():
+                note_run(key[1], spool[key].run_number)
+
     def _session_rules(self) -> SessionRules:
         config = self.config
         return SessionRules(
@@ -186,6 +195,7 @@ class Agent:
         save_seen = self._verifier.memory.save if self._verifier is not None else lambda: None
         versions = VersionFetcher(self.stores, self._connection, wait=self._wait, admit=self._admit)
         jobs = Jobs(self.config.site, self.stores, self._runner, versions, save_seen=save_seen)
+        jobs.phases = self._uploads.phases = self.phases
         return JobSlot(jobs, self._runner, spawn=self._spawn, on_event=self._receive)
 
     # ------------------------------------------------------------ life
@@ -505,6 +515,6 @@ def _about(key: Key) -> dict[str, object]:
 
 
 def _note_number(event: Event | None) -> None:
-    """Remember the number of an invitation's run, for the ids of traces in the lines about it."""
-    if isinstance(event, Asked) and isinstance(event.request, Invitation):
+    """Remember the number of an invitation's run, for the ids of its traces; a run of messages has none."""
+    if isinstance(event, Asked) and isinstance(event.request, Invitation) and not event.request.message:
         note_run(event.request.run_id, event.request.run_number)

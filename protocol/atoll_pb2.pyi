@@ -691,20 +691,22 @@ class RankHello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., address: _Optional[str] = ..., store_address: _Optional[str] = ..., software: _Optional[str] = ..., process: _Optional[str] = ..., folder: _Optional[str] = ..., codecs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RankStatus(_message.Message):
-    __slots__ = ("received_bytes", "sent_bytes", "exchanged_bytes", "store_address", "arrivals", "shortages")
+    __slots__ = ("received_bytes", "sent_bytes", "exchanged_bytes", "store_address", "arrivals", "shortages", "certificate_until")
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXCHANGED_BYTES_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ARRIVALS_FIELD_NUMBER: _ClassVar[int]
     SHORTAGES_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_UNTIL_FIELD_NUMBER: _ClassVar[int]
     received_bytes: int
     sent_bytes: int
     exchanged_bytes: int
     store_address: str
     arrivals: _containers.RepeatedCompositeFieldContainer[Arrival]
     shortages: _containers.RepeatedCompositeFieldContainer[Shortage]
-    def __init__(self, received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., exchanged_bytes: _Optional[int] = ..., store_address: _Optional[str] = ..., arrivals: _Optional[_Iterable[_Union[Arrival, _Mapping]]] = ..., shortages: _Optional[_Iterable[_Union[Shortage, _Mapping]]] = ...) -> None: ...
+    certificate_until: float
+    def __init__(self, received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., exchanged_bytes: _Optional[int] = ..., store_address: _Optional[str] = ..., arrivals: _Optional[_Iterable[_Union[Arrival, _Mapping]]] = ..., shortages: _Optional[_Iterable[_Union[Shortage, _Mapping]]] = ..., certificate_until: _Optional[float] = ...) -> None: ...
 
 class Shortage(_message.Message):
     __slots__ = ("run_id", "detail")
@@ -751,18 +753,20 @@ class RankWelcome(_message.Message):
     def __init__(self, status_s: _Optional[float] = ...) -> None: ...
 
 class Fold(_message.Message):
-    __slots__ = ("run_id", "round_id", "attempt", "store_address", "plan")
+    __slots__ = ("run_id", "round_id", "attempt", "store_address", "plan", "run_number")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    RUN_NUMBER_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     round_id: int
     attempt: int
     store_address: str
     plan: bytes
-    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., attempt: _Optional[int] = ..., store_address: _Optional[str] = ..., plan: _Optional[bytes] = ...) -> None: ...
+    run_number: int
+    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., attempt: _Optional[int] = ..., store_address: _Optional[str] = ..., plan: _Optional[bytes] = ..., run_number: _Optional[int] = ...) -> None: ...
 
 class Folded(_message.Message):
     __slots__ = ("run_id", "attempt", "sha256", "seconds", "exchanged_bytes", "outcome")
@@ -910,14 +914,16 @@ class StartRunRequest(_message.Message):
     def __init__(self, config_toml: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CollectStatisticsRequest(_message.Message):
-    __slots__ = ("config_toml", "overrides", "deadline_s")
+    __slots__ = ("config_toml", "overrides", "deadline_s", "on_behalf_of")
     CONFIG_TOML_FIELD_NUMBER: _ClassVar[int]
     OVERRIDES_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    ON_BEHALF_OF_FIELD_NUMBER: _ClassVar[int]
     config_toml: str
     overrides: _containers.RepeatedScalarFieldContainer[str]
     deadline_s: float
-    def __init__(self, config_toml: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    on_behalf_of: str
+    def __init__(self, config_toml: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ..., on_behalf_of: _Optional[str] = ...) -> None: ...
 
 class CollectStatisticsReply(_message.Message):
     __slots__ = ("number",)
@@ -926,20 +932,24 @@ class CollectStatisticsReply(_message.Message):
     def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class StopRunRequest(_message.Message):
-    __slots__ = ("run_id", "reason")
+    __slots__ = ("run_id", "reason", "on_behalf_of")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ON_BEHALF_OF_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     reason: str
-    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    on_behalf_of: str
+    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ..., on_behalf_of: _Optional[str] = ...) -> None: ...
 
 class PauseRunRequest(_message.Message):
-    __slots__ = ("run_id", "reason")
+    __slots__ = ("run_id", "reason", "on_behalf_of")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ON_BEHALF_OF_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     reason: str
-    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    on_behalf_of: str
+    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ..., on_behalf_of: _Optional[str] = ...) -> None: ...
 
 class DeleteRunRequest(_message.Message):
     __slots__ = ("run_id",)
@@ -948,12 +958,14 @@ class DeleteRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class ResumeRunRequest(_message.Message):
-    __slots__ = ("run_id", "overrides")
+    __slots__ = ("run_id", "overrides", "on_behalf_of")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     OVERRIDES_FIELD_NUMBER: _ClassVar[int]
+    ON_BEHALF_OF_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     overrides: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ...) -> None: ...
+    on_behalf_of: str
+    def __init__(self, run_id: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ..., on_behalf_of: _Optional[str] = ...) -> None: ...
 
 class ListRanksRequest(_message.Message):
     __slots__ = ()
@@ -968,20 +980,22 @@ class ListRanksReply(_message.Message):
     def __init__(self, ranks: _Optional[_Iterable[_Union[RankRow, _Mapping]]] = ..., received_bytes: _Optional[int] = ...) -> None: ...
 
 class RankRow(_message.Message):
-    __slots__ = ("rank", "address", "received_bytes", "sent_bytes", "exchanged_bytes", "conflict")
+    __slots__ = ("rank", "address", "received_bytes", "sent_bytes", "exchanged_bytes", "conflict", "certificate_until")
     RANK_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXCHANGED_BYTES_FIELD_NUMBER: _ClassVar[int]
     CONFLICT_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_UNTIL_FIELD_NUMBER: _ClassVar[int]
     rank: int
     address: str
     received_bytes: int
     sent_bytes: int
     exchanged_bytes: int
     conflict: str
-    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., exchanged_bytes: _Optional[int] = ..., conflict: _Optional[str] = ...) -> None: ...
+    certificate_until: float
+    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., exchanged_bytes: _Optional[int] = ..., conflict: _Optional[str] = ..., certificate_until: _Optional[float] = ...) -> None: ...
 
 class RunReply(_message.Message):
     __slots__ = ("run_id", "state", "message")
@@ -994,14 +1008,16 @@ class RunReply(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., state: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class InviteRequest(_message.Message):
-    __slots__ = ("role", "name", "lifetime_s")
+    __slots__ = ("role", "name", "lifetime_s", "on_behalf_of")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     LIFETIME_S_FIELD_NUMBER: _ClassVar[int]
+    ON_BEHALF_OF_FIELD_NUMBER: _ClassVar[int]
     role: str
     name: str
     lifetime_s: float
-    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., lifetime_s: _Optional[float] = ...) -> None: ...
+    on_behalf_of: str
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., lifetime_s: _Optional[float] = ..., on_behalf_of: _Optional[str] = ...) -> None: ...
 
 class InviteReply(_message.Message):
     __slots__ = ("join_code", "expires_at")
@@ -1012,12 +1028,14 @@ class InviteReply(_message.Message):
     def __init__(self, join_code: _Optional[str] = ..., expires_at: _Optional[float] = ...) -> None: ...
 
 class RevokeRequest(_message.Message):
-    __slots__ = ("role", "name")
+    __slots__ = ("role", "name", "on_behalf_of")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    ON_BEHALF_OF_FIELD_NUMBER: _ClassVar[int]
     role: str
     name: str
-    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    on_behalf_of: str
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., on_behalf_of: _Optional[str] = ...) -> None: ...
 
 class RevokeReply(_message.Message):
     __slots__ = ()
@@ -1048,7 +1066,7 @@ class MemberRow(_message.Message):
     def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., standing: _Optional[str] = ..., since: _Optional[float] = ..., expires_at: _Optional[float] = ...) -> None: ...
 
 class LookRequest(_message.Message):
-    __slots__ = ("view", "run_id", "number", "count", "after", "last", "state", "fate", "client", "text", "prefix", "whole")
+    __slots__ = ("view", "run_id", "number", "count", "after", "last", "state", "fate", "client", "text", "prefix", "whole", "bare")
     VIEW_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -1061,6 +1079,7 @@ class LookRequest(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    BARE_FIELD_NUMBER: _ClassVar[int]
     view: str
     run_id: str
     number: int
@@ -1073,7 +1092,8 @@ class LookRequest(_message.Message):
     text: str
     prefix: str
     whole: bool
-    def __init__(self, view: _Optional[str] = ..., run_id: _Optional[str] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., after: _Optional[str] = ..., last: bool = ..., state: _Optional[str] = ..., fate: _Optional[str] = ..., client: _Optional[str] = ..., text: _Optional[str] = ..., prefix: _Optional[str] = ..., whole: bool = ...) -> None: ...
+    bare: bool
+    def __init__(self, view: _Optional[str] = ..., run_id: _Optional[str] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., after: _Optional[str] = ..., last: bool = ..., state: _Optional[str] = ..., fate: _Optional[str] = ..., client: _Optional[str] = ..., text: _Optional[str] = ..., prefix: _Optional[str] = ..., whole: bool = ..., bare: bool = ...) -> None: ...
 
 class LookReply(_message.Message):
     __slots__ = ("json",)

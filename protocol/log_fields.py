@@ -52,6 +52,11 @@ def note_run(run_id: str, number: int) -> None:
             del _numbers[next(iter(_numbers))]
 
 
+def number_of(run_id: str) -> int:
+    """Return the remembered number of a run; 0: it is not known."""
+    return _numbers.get(run_id, 0)
+
+
 def trace_of(fields: Mapping[str, object]) -> dict[str, str]:
     """Return `trace_id` and `span_id` of a line about a round, of a site's part in it if it names one.
 

@@ -96,6 +96,7 @@ REAL = (
     "server/views/test_view_process.py",
     "simulations/engines/processes",
     "simulations/experiments/test_sweep.py",
+    "telemetry/test_agent_spans.py",
     "telemetry/test_endpoint.py",
     "telemetry/test_export.py",
     "telemetry/test_scrape.py",

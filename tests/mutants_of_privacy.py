@@ -2,16 +2,19 @@
 
 from tests.mutant import Mutant
 
-MEMBERSHIP, ROUND = "server/rounds/membership.py", "server/rounds/cohort_round.py"
+MEMBERSHIP, ROUND = "server/members/membership.py", "server/rounds/cohort_round.py"
 OPEN, BUFFER = "server/rounds/open_round.py", "server/rounds/buffer_round.py"
 STEPS, NOISED = "training/private/local_steps.py", "training/private/noised_gradients.py"
 RUN, RULES, PLAN = "server/rounds/run_machine.py", "server/rounds/privacy_rules.py", "server/folding/plan.py"
+INVITATIONS, RUN_RULES = "server/rounds/async_invitations.py", "server/rounds/run_rules.py"
+RUN_CHANGES = "server/config/run_changes.py"
 INTAKE, OF_WORLDS = "server/rounds/update_intake.py", ("tests/histories/test_budgets.py",)
 OF_CHARGES = ("tests/server/rounds/test_privacy.py",)
 OF_EXAMPLES, OF_STEPS = (
     ("tests/server/rounds/test_example_privacy.py",),
     ("tests/training/private/test_local_steps.py",),
 )
+OF_RESUMES = ("tests/server/config/test_example_privacy.py",)
 OF_CORRELATED = ("tests/server/rounds/test_correlated.py",)
 OF_PLANS = ("tests/server/folding/test_private.py",)
 JOBS, FRESH, GATE = "client/work/jobs.py", "client/disk/fresh_bytes.py", "client/policy/gate.py"
@@ -450,5 +453,117 @@ OF_PRIVACY = (
         "if False:",
         "a coordinator that lets a sum fail has two noises on one sample for two steps",
         ("tests/client/policy/budgets/test_shared_steps.py",),
+    ),
+    Mutant(
+        "restore: a run with correlated noise may be resumed",
+        RUN,
+        "membership.charge_all(max(uses, privacy.participations_max if privacy.earlier else 0), privacy)",
+        "membership.charge_all(uses, privacy)",
+        "a restored run that is resumed takes off the noises of other rounds",
+        OF_CORRELATED,
+    ),
+    Mutant(
+        "restore: a round that is open at the end by a restoration stays open",
+        RUN,
+        "            if self.round is not None:\n                return effects + self.round.end_after",
+        "            if False:\n                return effects + self.round.end_after",
+        "a run that has ended has an open round",
+        OF_CORRELATED,
+    ),
+    Mutant(
+        "restore: an asynchronous run is charged by its rounds alone",
+        RUN,
+        "for client_id in self.invitations.older() if self.rules.policy.is_asynchronous else ():",
+        "for client_id in ():",
+        "an update from each older version may have been in one sum more",
+        OF_EXAMPLES,
+    ),
+    Mutant(
+        "restore: a version that was too old at the backup is free",
+        INVITATIONS,
+        "        asked = {(c, r.base_version) for r in records for c in r.clients}\n",
+        "        asked = {(c, r.base_version) for r in records if self.may_still_count(r) for c in r.clients}\n",
+        "a resume with a larger max_staleness takes an update that no restoration charges",
+        OF_EXAMPLES,
+    ),
+    Mutant(
+        "restore: shared example noise is charged by attempts",
+        RUN_RULES,
+        "        return self.secure.attempts if self.privacy.hides_clients else 1\n",
+        "        return self.secure.attempts\n",
+        "a restored run loses three uses for each round",
+        OF_SHARED_SUMS,
+    ),
+    Mutant(
+        "restore: a published round is asked for where attempts are charged",
+        RUN,
+        "        return RoundId(ledger.next_round - 1) if is_by_attempt else ledger.newest_published\n",
+        "        return ledger.newest_published\n",
+        "an attempt that was opened and abandoned after the backup is free",
+        ("tests/server/hosting/test_restoration.py",),
+    ),
+    Mutant(
+        "budget: an update follows the latest task of its run",
+        SITE,
+        "        if request.kind is Kind.UPLOAD:\n            accounts, work",
+        "        if request.kind is Kind.UPLOAD and not request.task:\n            accounts, work",
+        "an update of data with a budget leaves under a task without one",
+        OF_GATE,
+    ),
+    Mutant(
+        "budget: a guarantee for clients goes into a sum without noise",
+        SITE,
+        'if inside is None and request.terms is not None and spending.unit == "client":',
+        "if False:",
+        "the coordinator opens a sum without the noise that was charged",
+        OF_GATE,
+    ),
+    Mutant(
+        "privacy: fewer steps at a resume charge what is under way",
+        RUN_CHANGES,
+        "(old.round.is_asynchronous or after > before)",
+        "after > before",
+        "an update of more steps is charged as one of fewer",
+        OF_RESUMES,
+    ),
+    Mutant(
+        "privacy: a resume raises what a round costs",
+        RUN_CHANGES,
+        "(old.round.is_asynchronous or after > before)",
+        "old.round.is_asynchronous",
+        "a backup of before the resume charges too few steps",
+        OF_RESUMES,
+    ),
+    Mutant(
+        "privacy: a resume raises the attempts at a sum",
+        RUN_CHANGES,
+        "    if wanted > most > 0:\n",
+        "    if False:\n",
+        "a backup of before the resume charges too few attempts",
+        OF_RESUMES,
+    ),
+    Mutant(
+        "privacy: a draw that was under way invites a spent client",
+        INVITATIONS,
+        "            if client_id in membership.members and not membership.has_budget(client_id):\n",
+        "            if False:\n",
+        "a site pays for a training whose update is refused",
+        OF_EXAMPLES,
+    ),
+    Mutant(
+        "privacy: updates that wait at the end are charged in no log",
+        RUN,
+        "        effects += self._charged_in_vain(ledger.waiting)\n",
+        "",
+        "the audit log has fewer charges than the clients",
+        OF_EXAMPLES,
+    ),
+    Mutant(
+        "privacy: a buffer that is stopped is charged in no log",
+        OPEN,
+        "            releases += self._audited_charge()\n",
+        "            pass\n",
+        "the audit log has fewer charges than the clients",
+        OF_EXAMPLES,
     ),
 )

@@ -15,9 +15,10 @@ from pathlib import Path
 import psycopg
 
 from benchmarks.processes import free_address
+from tests.debian import PACKAGES
 
 ROLE, PASSWORD = "atoll", "s3cret/of:tests"  # what a URL must escape
-WANTED = "PostgreSQL's server is not installed: apt-get install postgresql"
+WANTED = f"missing here: apt-get install {PACKAGES['initdb']}"
 
 
 def programs() -> Path | None:

@@ -9,6 +9,7 @@ import pytest
 
 from atoll.protocol.signals import ExitCode
 from tests.cli.invoking import TINY, said
+from tests.debian import needs
 from tests.waiting import BOUND_S
 
 UNITS = sorted((Path(__file__).parents[1] / "docs" / "systemd").glob("*.service"))
@@ -98,7 +99,7 @@ def test_a_unit_s_command_starts_as_it_is_written(unit, tmp_path, monkeypatch):
 
 
 @pytest.mark.real
-@pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed here; it is where the units are used")
+@needs("systemd-analyze")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_systemd_takes_a_unit(unit, tmp_path):
     assert ANALYZE is not None

@@ -134,7 +134,17 @@ def _metrics() -> str:
 def _spans() -> str:
     from atoll.telemetry.spans import SPANS
 
-    return _table(("span", "what it is"), [(f"`{name}`", meaning) for name, meaning in SPANS])
+    return _span_table(SPANS)
+
+
+def _agent_spans() -> str:
+    from atoll.telemetry.spans import AGENT_SPANS
+
+    return _span_table(AGENT_SPANS)
+
+
+def _span_table(spans: Sequence[tuple[str, str]]) -> str:
+    return _table(("span", "what it is"), [(f"`{name}`", meaning) for name, meaning in spans])
 
 
 def _commands(name: str) -> str:
@@ -225,6 +235,7 @@ _GENERATORS: dict[str, Callable[[], str]] = {
     "rules": _rules,
     "metrics": _metrics,
     "spans": _spans,
+    "agent spans": _agent_spans,
     "options": _options,
     "server events": _words("atoll.server.rounds.events", "Event"),
     "server effects": _words("atoll.server.rounds.events", "Effect"),

@@ -28,6 +28,7 @@ from atoll.dashboard.app import Dashboard
 from atoll.dashboard.listener import DEFAULT, TUNNEL, Listener, announced, bound, listener_of, runtime_folder
 from atoll.dashboard.proxied import SCHEME, ProxyDoor, Users, header_of, listening_at, path_of
 from atoll.dashboard.sources import Source, only_state, sources
+from atoll.ground.process.heap import share_heaps_among_threads
 from atoll.interface.errors import AtollError
 from atoll.interface.places import readers_of
 
@@ -147,6 +148,7 @@ def serve(
         AtollError: a place is none, or the address cannot be used.
     """
     os.nice(max(0, NICE - os.nice(0)))
+    share_heaps_among_threads()
     found = sources(places)
     dashboard = Dashboard(found, is_live=wanted.is_live, is_controlled=wanted.is_controlled)
     with _opened(wanted, found) as opened:

@@ -3,9 +3,10 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from atoll.protocol.vocabulary import Phase, RunId
+from atoll.protocol.identity.names import aggregator
+from atoll.protocol.vocabulary import AbandonReason, Phase, RunId
 from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.hosting.hosted_run import HostedRun
 from atoll.server.hosting.run_driver import RunDriver
@@ -102,8 +103,9 @@ class CoordinatorReadings:
         left_out = len(coordinator.runs) - len(shown)
         kinds = (("run", left_out), ("metric", dropped))
         found[DROPPED] = [({instruments.LEFT_OUT: kind}, number) for kind, number in kinds]
-        self._of_bytes(found)
-        return found | certificate_end(self._ports.keeper)
+        found |= certificate_end(self._ports.keeper)
+        self._of_ranks(found)
+        return found
 
     def read_elsewhere(self) -> Reading:
         """Return the values that are read from the disk; on any thread."""
@@ -140,7 +142,8 @@ class CoordinatorReadings:
 
     def _of_tallies(self, shown: Mapping[RunId, HostedRun]) -> Iterator[tuple[str, Attributes, float | Buckets]]:
         run, outcome, reason = instruments.RUN, instruments.OUTCOME, instruments.REASON
-        for (run_id, phase, why), number in self._rounds.items():
+        rounds = {(run_id, str(Phase.ABANDONED), str(why)): 0 for run_id in shown for why in self._may_abandon(run_id)}
+        for (run_id, phase, why), number in (rounds | self._rounds).items():
             if run_id in shown:
                 yield "atoll.rounds", {run: run_id, outcome: phase, reason: why}, number
         for (run_id, fate), number in self._fates.items():
@@ -152,6 +155,11 @@ class CoordinatorReadings:
         for (name, run_id), buckets in self._durations.items():
             if run_id in shown:
                 yield name, {run: run_id}, buckets.copy()
+
+    def _may_abandon(self, run_id: RunId) -> Iterable[AbandonReason]:
+        """Return the reasons for which rounds of a run may yet be abandoned: an increase is counted from a 0."""
+        run = self._coordinator.runs[run_id]
+        return AbandonReason if isinstance(run, RunDriver) and run.machine.ledger.is_open else ()
 
     def _of_metrics(self, shown: Mapping[RunId, HostedRun], found: Reading) -> int:
         """Add the newest metrics; return the number of those left out."""
@@ -169,7 +177,8 @@ class CoordinatorReadings:
                 series.append((of, value))
         return dropped
 
-    def _of_bytes(self, found: Reading) -> None:
+    def _of_ranks(self, found: Reading) -> None:
+        """Add the bytes, here and at the ranks, and each rank with the end of the certificate that it reports."""
         coordinator, direction = self._coordinator, instruments.DIRECTION
         rows = [] if coordinator.ranks is None else coordinator.ranks.rows()
         received = coordinator.uploads.received_bytes + sum(row.received_bytes for row in rows)
@@ -180,6 +189,9 @@ class CoordinatorReadings:
             of = {instruments.RANK: row.rank}
             found.setdefault("atoll.rank.connected", []).append((of, int(bool(row.address))))
             found.setdefault("atoll.rank.io", []).append((of, row.exchanged_bytes))
+            if row.certificate_until:
+                name = {instruments.IDENTITY: aggregator(row.rank).uri}
+                found.setdefault("atoll.certificate.expiry_time", []).append((name, row.certificate_until))
 
 
 def _newest_ended(run: HostedRun) -> int:

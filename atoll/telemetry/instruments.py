@@ -176,7 +176,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
         "atoll.certificate.expiry_time",
         Kind.GAUGE,
         "s",
-        "End of this process's certificate, since the epoch",
+        "End of the certificate of this process, at a coordinator also of each connected rank, since the epoch",
         _ALL,
         (IDENTITY,),
     ),

@@ -29,7 +29,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 
 from atoll.ground.durable import write_atomically
 from atoll.ground.version import __version__
-from atoll.telemetry.instruments import Attributes
+from atoll.telemetry.instruments import RUN, Attributes
 from atoll.telemetry.spans import Span
 
 FILE = "cursor.json"
@@ -93,8 +93,7 @@ class Receiver:
         self.address, base = address, address.rstrip("/")
         self._spans = OTLPSpanExporter(endpoint=f"{base}/v1/traces", timeout=TIMEOUT_S)
         self._points = OTLPMetricExporter(endpoint=f"{base}/v1/metrics", timeout=TIMEOUT_S)
-        about = {"service.name": "atoll.coordinator", "service.version": __version__, "atoll.run.id": run}
-        self._resource, self._scope = Resource.create(about), InstrumentationScope("atoll", __version__)
+        self._resource, self._scope = about("atoll.coordinator", {RUN: run})
 
     def send_spans(self, spans: Sequence[Span]) -> None:
         """Send spans; on return the receiver has them.
@@ -103,7 +102,7 @@ class Receiver:
             ReceiverAway: it does not take them.
         """
         for begin in range(0, len(spans), SPANS_MAX):
-            batch = [self._readable(span) for span in spans[begin : begin + SPANS_MAX]]
+            batch = [readable(span, self._resource, self._scope) for span in spans[begin : begin + SPANS_MAX]]
             if self._spans.export(batch) is not SpanExportResult.SUCCESS:
                 raise ReceiverAway(f"{self.address} does not take the spans")
 
@@ -126,23 +125,32 @@ class Receiver:
         self._spans.shutdown()  # type: ignore[no-untyped-call]
         self._points.shutdown()
 
-    def _readable(self, span: Span) -> ReadableSpan:
-        def context(number: int) -> SpanContext:
-            return SpanContext(span.trace, number, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
-        status = Status(StatusCode.OK) if span.error is None else Status(StatusCode.ERROR, span.error)
-        return ReadableSpan(
-            name=span.name,
-            context=context(span.id),
-            parent=context(span.parent) if span.parent else None,
-            resource=self._resource,
-            attributes=dict(span.attributes),
-            kind=SpanKind.INTERNAL,
-            instrumentation_scope=self._scope,
-            status=status,
-            start_time=_ns(span.begin),
-            end_time=_ns(span.end),
-        )
+def about(service: str, attributes: Mapping[str, str]) -> tuple[Resource, InstrumentationScope]:
+    """Return the resource and the scope of what a service sends."""
+    resource = Resource.create({"service.name": service, "service.version": __version__, **attributes})
+    return resource, InstrumentationScope("atoll", __version__)
+
+
+def readable(span: Span, resource: Resource, scope: InstrumentationScope) -> ReadableSpan:
+    """Return a span as OpenTelemetry's exporter takes it."""
+
+    def context(number: int) -> SpanContext:
+        return SpanContext(span.trace, number, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+    status = Status(StatusCode.OK) if span.error is None else Status(StatusCode.ERROR, span.error)
+    return ReadableSpan(
+        name=span.name,
+        context=context(span.id),
+        parent=context(span.parent) if span.parent else None,
+        resource=resource,
+        attributes=dict(span.attributes),
+        kind=SpanKind.INTERNAL,
+        instrumentation_scope=scope,
+        status=status,
+        start_time=_ns(span.begin),
+        end_time=_ns(span.end),
+    )
 
 
 def address_from(environment: Mapping[str, str] = os.environ) -> str:

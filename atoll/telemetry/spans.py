@@ -22,6 +22,14 @@ SPANS: Sequence[tuple[str, str]] = (
 )
 """Name and meaning of each span; the last three of a client are parts of its invitation."""
 
+AGENT_SPANS: Sequence[tuple[str, str]] = (
+    ("agent.load", "from the agent's work on an invitation, the version downloaded, until its worker trains"),
+    ("agent.train", "the training; of one that fails with what was before it, and an error"),
+    ("agent.spool", "the storing of the update in the spool, encoded if it is for a secure sum"),
+    ("agent.upload", "from the first attempt at the upload to the coordinator's answer"),
+)
+"""Name and meaning of each span that a site's agent sends, a part of its invitation; see `agent_spans`."""
+
 BAD_FATES = ("failed", "refused", "lost")
 
 

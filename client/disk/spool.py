@@ -33,6 +33,7 @@ from atoll.ground.durable import move_into, remove, write_atomically
 from atoll.ground.folders import finds_no_room, sync_folder
 from atoll.ground.printable import count_of
 from atoll.ground.process import crash_points
+from atoll.protocol.log_fields import number_of
 from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
 from atoll.protocol.part_manifest import PartManifest, part_of
 from atoll.protocol.vocabulary import Digest, RunId
@@ -104,6 +105,8 @@ class Entry:
     """Parts, in order, each sent on its own stream; empty: the update is sent as a whole."""
     terms: str = ""
     """Of an update that is encoded for a secure sum, its `Terms.of_sum`, in hexadecimal: it is in no other sum."""
+    run_number: int = 0
+    """Number of the run, from which the ids of its traces follow; 0: not known, or it has none."""
 
 
 class Spool:
@@ -177,6 +180,7 @@ class Spool:
                 spreads,
                 tuple(_part_in(path, part) for part in parts),
                 terms,
+                number_of(manifest.run_id),
             )
             add = self._add_folder if parts else self._add_file
             add(data, entry)
@@ -268,6 +272,7 @@ def _document(entry: Entry) -> dict[str, Any]:
         "rank": entry.rank,
         "spreads": entry.spreads,
         "terms": entry.terms,
+        "run_number": entry.run_number,
     }
 
 
@@ -361,5 +366,6 @@ def _entry(path: Path, document: Mapping[str, Any]) -> tuple[Entry, UpdateManife
         rank=int(document.get("rank", 0)),
         spreads=bool(document.get("spreads", False)),
         terms=str(document.get("terms", "")),
+        run_number=int(document.get("run_number", 0)),
     )
     return entry, manifest

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import grpc
 
 from atoll.client.disk.spool import Entry, EntryPart, Spool
+from atoll.client.phases import UPLOAD, Phases
 from atoll.client.policy.decide import Decision, Outcome
 from atoll.client.session.events import Answered, Event, Key, ReportFailure, UploadCut
 from atoll.client.wire.control_stream import Link
@@ -63,12 +65,15 @@ class Uploads:
         self._one_in_parts = asyncio.Lock()  # its streams share the calls of a connection with other updates' streams
         self._tried = set(spool.entries().values())  # updates of which the coordinator may have a part
         self._running: dict[Key, asyncio.Task[Event]] = {}
+        self._begun: dict[Key, float] = {}  # by `time.monotonic`, of each first attempt
+        self.phases = Phases()
         self._stalled: dict[Key, dict[int, tuple[Link, float]]] = {}
         """Time [s, event loop] since the last byte of each upload to a rank, and the session that it uses; by update
         and, if its parts are spread, by part (else 0)."""
 
     def begin(self, key: Key, digest: Digest) -> None:
         """Send an update, starting where the receiver's copy of it ends."""
+        self._begun.setdefault(key, time.monotonic())
         task = self._running[key] = self._spawn(self._send(key, digest))
         task.add_done_callback(lambda task: self._finished(key, task))
 
@@ -84,6 +89,7 @@ class Uploads:
         """End an update's upload, and delete it from the spool."""
         if (task := self._running.pop(key, None)) is not None:
             task.cancel()
+        self._over(key, "not_wanted")
         self._tried.discard(digest)
         self._stalled.pop(key, None)
         self._spool.discard(key)
@@ -93,7 +99,14 @@ class Uploads:
             return  # discarded meanwhile
         del self._running[key]
         if not (task.cancelled() or task.exception()):
-            self._on_event(task.result())
+            if isinstance(event := task.result(), Answered):
+                self._over(key, "" if event.accepted else event.reason or FailureReason.UPLOAD_FAILED)
+            self._on_event(event)
+
+    def _over(self, key: Key, fault: str) -> None:
+        """Note the end of an upload, of all its attempts together."""
+        if (begun := self._begun.pop(key, None)) is not None:
+            self.phases.note(UPLOAD, key, begun, fault=str(fault))
 
     async def _send(self, key: Key, digest: Digest) -> Event:
         with about(run=key[1], round=key[2]):

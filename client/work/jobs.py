@@ -12,6 +12,7 @@ from typing import Any
 from atoll.client.disk.residual_store import Owner
 from atoll.client.disk.spool import Costs, Entry
 from atoll.client.disk.stores import Stores
+from atoll.client.phases import LOAD, SPOOL, TRAIN, Phases, fault_of
 from atoll.client.policy.budgets.terms import has_terms
 from atoll.client.policy.gate import content_of
 from atoll.client.session.events import (
@@ -21,6 +22,7 @@ from atoll.client.session.events import (
     Event,
     Invitation,
     JobFailed,
+    Key,
     ModelReady,
     ModelRequest,
     StatisticsMade,
@@ -81,6 +83,7 @@ class Jobs:
         self._residual_out = stores.work / "residual"
         self._client_state_out = stores.work / "own"
         self._download_seconds = 0.0
+        self.phases = Phases()
 
     async def download(self, request: ModelRequest) -> Event:
         """Complete the version of a request; returns ModelReady or JobFailed."""
@@ -101,7 +104,7 @@ class Jobs:
 
     async def train(self, invitation: Invitation, budget: float) -> Event:
         """Train within `budget` seconds and put the update into the spool; returns Trained or JobFailed."""
-        key = invitation.key
+        key, begun = invitation.key, time.monotonic()
         self._residual_out.unlink(missing_ok=True)  # left by a failed training
         remove(self._update_out)
         try:
@@ -129,13 +132,14 @@ class Jobs:
                 asked_at=invitation.asked_at,
                 encode=encode,
             )
-            trained = await self._training(order)
+            trained = await self._training(order, key, begun)
             crash_points.reached("agent.trained")
-            if encode is not None:
-                await self._encode(invitation, encode.encoding, trained)
-                crash_points.reached("agent.encoded")
-                return Encoded(key)
-            entry = await self._spool_update(invitation, trained)
+            with self.phases.timed(SPOOL, key):
+                if encode is not None:
+                    await self._encode(invitation, encode.encoding, trained)
+                    crash_points.reached("agent.encoded")
+                    return Encoded(key)
+                entry = await self._spool_update(invitation, trained)
         except RunnerFailed as error:
             return JobFailed(key, error.reason, error.detail)
         except OSError as error:
@@ -143,15 +147,25 @@ class Jobs:
         crash_points.reached("agent.spooled")
         return Trained(key, entry.digest)
 
-    async def _training(self, order: TrainOrder) -> Training:
-        """Train, with a crash point once it has begun; a job that is cancelled meanwhile leaves no training."""
+    async def _training(self, order: TrainOrder, key: Key, begun: float) -> Training:
+        """Train, with a crash point once it has begun; a job that is cancelled meanwhile leaves no training.
+
+        What the worker does before it begins to train is the phase `load`; of a failure it is a part of `train`.
+        """
         training = asyncio.ensure_future(self._runner.train(order))
         try:
             await asyncio.sleep(0)  # yield, so that it starts
             crash_points.reached("agent.training")
-            return await training
+            trained = await training
+        except BaseException as error:
+            self.phases.note(TRAIN, key, begun, fault=fault_of(error))
+            raise
         finally:
             training.cancel()
+        loaded = max(begun, (now := time.monotonic()) - trained.seconds)
+        self.phases.note(LOAD, key, begun, loaded)
+        self.phases.note(TRAIN, key, loaded, now)
+        return trained
 
     async def answer(self, invitation: Invitation, budget: float) -> Event:
         """Answer a message within `budget` seconds and put the reply into the spool; returns Trained or JobFailed."""

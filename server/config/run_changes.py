@@ -133,10 +133,7 @@ def _faults(old: RunConfig, new: RunConfig, version: int) -> Iterator[str]:
         ):
             if one != other:
                 yield f"--set: {name}: got {other}, and correlated noise is computed for {one}; allowed: that"
-    if old.round.is_asynchronous and (before := _steps(old)) > (after := _steps(new)) > 0:
-        got = f"got {count_of(after, 'step')} in a training"
-        got += f", and an update of {before} may be under way, charged as it comes"
-        yield f"--set: local: {got}; allowed: {count_of(before, 'step')} or more, or another run"
+    yield from _faults_of_costs(old, new)
     if new.rounds <= version:
         committed = count_of(version, "version is", "versions are")
         got = f"is {new.rounds}, and" if new.rounds == old.rounds else f"got {new.rounds};"
@@ -146,9 +143,32 @@ def _faults(old: RunConfig, new: RunConfig, version: int) -> Iterator[str]:
         yield f"--set: cohort.sampler: {place} is relative; allowed: an absolute path on the coordinator's machine"
 
 
+def _faults_of_costs(old: RunConfig, new: RunConfig) -> Iterator[str]:
+    """Yield the changes with which a charge would be too small.
+
+    A round may not cost a client more than before: a backup of before charges the rounds after it by its settings.
+    """
+    before, after = _steps(old), _steps(new)
+    if before != after and before and after and (old.round.is_asynchronous or after > before):
+        got, allowed = f"got {count_of(after, 'step')} in a training, and", count_of(before, "step")
+        why = f"a restored backup would charge {before}" if after > before else ""
+        why = why or f"an update of {before} may be under way, charged as it comes"
+        more = "" if old.round.is_asynchronous else " or fewer"
+        yield f"--set: local: {got} {why}; allowed: {allowed}{more}, or another run"
+    most, wanted = _charges(old), _charges(new)
+    if wanted > most > 0:
+        got = f"got {wanted}, and each is charged, of which a restored backup would charge {most}"
+        yield f"--set: secure.attempts: {got}; allowed: {most} or fewer, or another run"
+
+
 def _steps(config: RunConfig) -> int:
     """Return the most steps of a training with a guarantee for examples; 0: there is none."""
     return 0 if (terms := config.example_terms) is None else terms.steps
+
+
+def _charges(config: RunConfig) -> int:
+    """Return the most charges of a client in a round with secure sums; 0: there are none, or no privacy."""
+    return 0 if config.privacy is None or config.secure is None else config.rules.charges_max
 
 
 def _fixed(key: str) -> str:

@@ -480,7 +480,7 @@ class Coordinator:
     async def _reconfigured(self, run: RunDriver, overrides: Sequence[str]) -> RunConfig | None:
         """Return the changed settings that a run has after its resume; None: no change."""
         is_private = run.machine.rules.privacy is not None
-        if is_private and self.restoration and (fault := self.restoration.fault_of(run.run_id, run.machine.ledger)):
+        if is_private and self.restoration and (fault := self.restoration.fault_of(run.run_id, run.machine)):
             raise OperatorError(fault)
         config = resumed_config(run, overrides)
         self._factory.check_can_go_on(run.run_id, config or run.config)

@@ -1,7 +1,8 @@
 """The restoration of a state directory from a backup, and the newest published round of each private run before it.
 
 A backup does not know the rounds after it, nor their charges. So the next start needs the newest published round of
-each open private run, and charges all its clients for every round until then.
+each open private run, and charges all its clients for every round until then. Where the clients add the noise, it needs
+the newest round that had begun: the coordinator may have opened a sum of it without a version.
 """
 
 import json
@@ -14,7 +15,6 @@ from atoll.protocol.identity.clock_hint import instant
 from atoll.protocol.vocabulary import TERMINAL, RoundId, RunId
 from atoll.server.errors import OperatorError, StoreCorrupted
 from atoll.server.hosting.recovering import Replayed
-from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.run_machine import RunMachine
 
 RESTORED = "restored.json"
@@ -47,23 +47,32 @@ class Restoration:
             again = "restore the backup again, into a new folder"
             raise StoreCorrupted(f"{path} is damaged ({error!r}): {again}") from error
 
-    def fault_of(self, run_id: RunId, ledger: Ledger) -> str:
+    def fault_of(self, run_id: RunId, machine: RunMachine) -> str:
         """Return why a private run cannot continue before its newest published round is named; empty: it can."""
-        if ledger.restoration == self.id:
+        if machine.ledger.restoration == self.id:
             return ""
-        none = f"{ledger.newest_published}, if none was"
+        which, newest = "the rounds that were published since", "the newest published round"
+        none = f"{machine.newest_released}, if none was"
+        if _is_by_attempt(machine):
+            which, newest = "the rounds that have begun since", "the newest round that has begun, published or not"
+            none = f"{machine.newest_released}, if none has"
         return (
             f"run {run_id} is private, and this state was restored from a backup of {instant(self.made_at)}, which "
-            f"does not know the rounds that were published since, nor their charges: start the coordinator once with "
-            f"--published {run_id}=ROUND, the newest published round ({none})"
+            f"does not know {which}, nor their charges: start the coordinator once with "
+            f"--published {run_id}=ROUND, {newest} ({none})"
         )
 
 
-def private_runs(runs: Iterable[Replayed]) -> dict[RunId, Ledger]:
-    """Return the ledgers of the runs with differential privacy."""
+def _is_by_attempt(machine: RunMachine) -> bool:
+    """Return whether each attempt at a sum of a private run is charged, as the clients add the noise."""
+    return machine.rules.privacy is not None and machine.rules.privacy.noise_by == "clients"
+
+
+def private_runs(runs: Iterable[Replayed]) -> dict[RunId, RunMachine]:
+    """Return the runs with differential privacy."""
     machines = ((run.row.run_id, run.machine) for run in runs)
     return {
-        run_id: machine.ledger
+        run_id: machine
         for run_id, machine in machines
         if isinstance(machine, RunMachine) and machine.rules.privacy is not None
     }
@@ -90,18 +99,18 @@ def published_of(
     found, faults = _by_run(private, named)
     faults += _faults_of_rounds(private, found)
     if not faults:
-        lacking = (id for id in private if id not in found and private[id].state not in TERMINAL)
+        lacking = (id for id in private if id not in found and private[id].ledger.state not in TERMINAL)
         faults += filter(None, (restoration.fault_of(run_id, private[run_id]) for run_id in lacking))
     if faults:
         raise OperatorError("\n".join(faults))
-    return {run_id: number for run_id, number in found.items() if private[run_id].restoration != restoration.id}
+    return {run_id: number for run_id, number in found.items() if private[run_id].ledger.restoration != restoration.id}
 
 
-def _by_run(private: Mapping[RunId, Ledger], named: Mapping[str, int]) -> tuple[dict[RunId, RoundId], list[str]]:
+def _by_run(private: Mapping[RunId, RunMachine], named: Mapping[str, int]) -> tuple[dict[RunId, RoundId], list[str]]:
     """Return the named rounds by run, and the faults of their runs."""
     found, faults = dict[RunId, RoundId](), list[str]()
     for name, number in named.items():
-        open_runs = [run_id for run_id, ledger in private.items() if ledger.state not in TERMINAL]
+        open_runs = [run_id for run_id, machine in private.items() if machine.ledger.state not in TERMINAL]
         if name == UNNAMED and len(open_runs) != 1:
             among = ", ".join(f"{run_id}=ROUND" for run_id in open_runs) or "none, as no open run is private"
             faults.append(f"--published: got {number} without a run; allowed: {among}")
@@ -112,10 +121,10 @@ def _by_run(private: Mapping[RunId, Ledger], named: Mapping[str, int]) -> tuple[
     return found, faults
 
 
-def _faults_of_rounds(private: Mapping[RunId, Ledger], found: Mapping[RunId, RoundId]) -> Iterator[str]:
+def _faults_of_rounds(private: Mapping[RunId, RunMachine], found: Mapping[RunId, RoundId]) -> Iterator[str]:
     """Yield the faults of rounds that no run can have published last."""
     for run_id, number in found.items():
-        least = private[run_id].newest_published
+        least, what = private[run_id].newest_released, "" if _is_by_attempt(private[run_id]) else "a version of "
         if not least <= number <= ROUND_MAX:
-            known = f"the backup itself has a version of round {least}" if number < least else "no run has as many"
+            known = f"the backup itself has {what}round {least}" if number < least else "no run has as many"
             yield f"--published {run_id}={number}: {known}; allowed: {least} to {ROUND_MAX}"

@@ -135,12 +135,10 @@ class PostgresDatabase(Database):
         while True:
             try:
                 found = work()
-                self.away = ""
                 if waited:
                     logger.warning("%s is back after %s; no data was lost", self.name, span(waited))
                 return found
             except DatabaseAway as error:
-                self.away = str(error)
                 if waited % SAY_AGAIN_S == 0.0:
                     logger.error("the journal waits for its database: %s", error)
                 waited += RETRY_S
@@ -151,16 +149,25 @@ class PostgresDatabase(Database):
     def _transaction(self, *, is_signed: bool) -> Iterator[Connection]:
         with self._lock:
             try:
-                with self._engine.begin() as connection:
+                with self._named_errors(), self._engine.begin() as connection:
                     yield connection
                     if is_signed and self._writer:
                         self._sign(connection)
                         self._in_doubt = True
                 if self._in_doubt:
                     self._count, self._in_doubt = self._count + 1, False
-            except DBAPIError as error:
-                self._raise_named(error)
+            except DatabaseAway as error:
+                self.away = str(error)
                 raise
+            self.away = ""
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            self._raise_named(error)
+            raise
 
     def _raise_named(self, error: DBAPIError) -> None:
         """Raise this module's error for a driver's error, if there is one.

@@ -91,6 +91,7 @@ async def host_rank(
         try:
             place = RankPlace(config.rank, config.ranks, config.interface, folder_id(config.state))
             rank = Rank(place, config.state, channels[0])
+            rank.keeper = membership.keeper
 
             def renewed(_: Credential) -> None:  # running calls continue on the older channel
                 channels.append(membership.dialer.channel(membership.address, COORDINATOR))

@@ -33,7 +33,8 @@ from atoll.ground.durable import DiskFull, naming_full_disk, told_outside
 from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import services as rpc
-from atoll.protocol.log_fields import about
+from atoll.protocol.identity.keeper import Keeper
+from atoll.protocol.log_fields import about, note_run
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.threads import off_loop, on_thread
@@ -193,6 +194,8 @@ class Rank:
             on_full=self._no_room,
         )
         self.sent_bytes = self.exchanged_bytes = 0
+        self.keeper: Keeper | None = None
+        """Keeper of the rank's credential; None: it is insecure."""
 
     def connect(self, channel: grpc.aio.Channel) -> None:
         """Use this channel to the coordinator from now on."""
@@ -251,6 +254,7 @@ class Rank:
             exchanged_bytes=self.exchanged_bytes,
             store_address=self.meeting_point.address,
             arrivals=self.uploads.arrivals.report(),
+            certificate_until=0.0 if self.keeper is None else self.keeper.current.leaf.expires_at,
         )
         return pb.RankMessage(status=done)
 
@@ -273,6 +277,7 @@ class Rank:
 
     async def fold(self, order: pb.Fold, encoded_plan: bytes, stop: threading.Event) -> pb.RankMessage:
         """Fold a round with the other ranks; return the answer, success or failure, for the coordinator."""
+        note_run(order.run_id, order.run_number)
         with about(run=order.run_id, round=order.round_id):
             return await self._fold(order, encoded_plan, stop)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from atoll.aggregation.masked.no_sum import NoSum
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.log_fields import number_of
 from atoll.protocol.vocabulary import Digest, RoundId, RunId
 from atoll.protocol.wire.channel import CHUNK_BYTES
 from atoll.server.errors import UpdateDamaged
@@ -116,6 +117,7 @@ class Ranks:
             sent_bytes=done.sent_bytes,
             exchanged_bytes=done.exchanged_bytes,
             conflict=conflict,
+            certificate_until=done.certificate_until,
         )
 
     def assign(self) -> int:
@@ -271,6 +273,7 @@ def _orders(run_id: RunId, round_id: RoundId, attempt: int, store_address: str, 
     for start in range(0, last, CHUNK_BYTES):
         yield pb.RankOrder(plan_part=plan[start : start + CHUNK_BYTES])
     fold = pb.Fold(run_id=run_id, round_id=round_id, attempt=attempt, store_address=store_address, plan=plan[last:])
+    fold.run_number = number_of(run_id)
     yield pb.RankOrder(fold=fold)
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from atoll.protocol.vocabulary import ClientId, Fate, ReleaseReason, RoundId, Version
-from atoll.server.rounds.candidate import Candidate
+from atoll.server.invariants import Violation
+from atoll.server.members.member import Candidate
 from atoll.server.rounds.events import AmendRecord, Effect, Invite, Release, Update
-from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.policy import StragglerPolicy
@@ -68,9 +68,12 @@ class Invitations:
         return is_young and record.base_version not in self._ledger.lost
 
     def older(self) -> list[ClientId]:
-        """Return the clients from which an update may still come, once for each version before the newest one."""
+        """Return the clients that were asked and have not counted, once for each known version before the newest one.
+
+        A version that is too old by now is among them: a resume may change `max_staleness`.
+        """
         records = [r for r in self._records.newest_first() if r.base_version < self._ledger.version]
-        asked = {(c, r.base_version) for r in records if self.may_still_count(r) for c in r.clients}
+        asked = {(c, r.base_version) for r in records for c in r.clients}
         return sorted(client_id for client_id, version in asked if not self.has_counted(client_id, version))
 
     # ------------------------------------------------------------ open invitations
@@ -82,6 +85,8 @@ class Invitations:
         for client_id in sorted(clients):
             if len(self) >= self._policy.concurrency or client_id in taken or self.is_training(client_id):
                 continue
+            if client_id in membership.members and not membership.has_budget(client_id):
+                continue  # an update of another invitation has spent it since the draw began
             membership.chosen(client_id)
             row = record.clients[client_id] = ClientRecord(invited_at=now, deadline=now + self._seconds(client_id))
             row.disconnected_at = None if membership.is_connected(client_id) else now

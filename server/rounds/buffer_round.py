@@ -13,12 +13,13 @@ et al., "Asynchronous Federated Optimization", arXiv:1903.03934, whose buffer ho
 """
 
 from collections.abc import Container, Iterator
+from dataclasses import replace
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Digest, Phase, RoundId, Version
+from atoll.server.invariants import Violation
+from atoll.server.members.membership import Membership
 from atoll.server.rounds.async_invitations import Invitations
 from atoll.server.rounds.events import Aggregate, Aggregated, Contribution, DrawCohort, Update
-from atoll.server.rounds.invariants import Violation
-from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.open_round import Effects, OpenRound
 from atoll.server.rounds.run_rules import RunRules
 
@@ -174,7 +175,10 @@ class Buffer(OpenRound):
         return self._abandon(reason, now, counts + self.record.why_below_quorum)
 
     def _let_go(self, digests: Container[Digest]) -> int:
-        self.updates = [update for update in self.updates if update.digest not in digests]
+        before, self.updates = len(self.updates), [update for update in self.updates if update.digest not in digests]
+        if self.is_open and (charge := self.record.charge) is not None:  # the machine audits theirs: no sum has them
+            number = charge.clients - before + len(self.updates)
+            self.record.charge = replace(charge, clients=number) if number else None
         self.record.buffer = [row for row in self.record.buffer if row.digest not in digests]
         return len(self.updates)
 

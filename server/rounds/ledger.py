@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from atoll.protocol.vocabulary import TERMINAL, AbandonReason, ClientId, Digest, Phase, RoundId, RunState, Version
+from atoll.server.invariants import Violation
+from atoll.server.members.membership import Membership
 from atoll.server.rounds.client_evaluation import ClientEvaluation
 from atoll.server.rounds.cohort_round import Round
 from atoll.server.rounds.events import AmendRecord, ComputeMetrics, Effect, NoiseRow, Update
-from atoll.server.rounds.invariants import Violation
-from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_rules import MeasuredVersion, Progress, RunRules
 
@@ -149,11 +149,14 @@ class Ledger:
                 record.clients[client_id].unused_because = f"the round was abandoned: {record.abandon_reason}"
         return effects
 
-    def settle_end(self, state: RunState) -> list[Effect]:
-        """Record, at the end of the run, that the updates still waiting for a commit will not be used."""
-        effects: list[Effect] = []
+    def settle_end(self, state: RunState, *, is_private: bool) -> list[Effect]:
+        """Record, at the end of the run, that the updates still waiting for a commit will not be used.
+
+        Those of a private run were charged when they were accepted.
+        """
+        effects, charged = list[Effect](), ", and its charge stays" if is_private else ""
         for update in (*(update for _, update in sorted(self.carried.items())), *self.waiting):
-            effects += self.leave_unused(update, f"the run ended first ({state})")
+            effects += self.leave_unused(update, f"the run ended first ({state}){charged}")
         self.carried.clear()
         self.waiting.clear()
         return effects

@@ -13,6 +13,8 @@ from collections.abc import Collection, Container, Iterable, Iterator
 from typing import ClassVar
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, Digest, Fate, Phase, RoundId, Version
+from atoll.server.invariants import Violation
+from atoll.server.members.membership import Membership
 from atoll.server.rounds.events import (
     Abandon,
     Aggregate,
@@ -23,8 +25,6 @@ from atoll.server.rounds.events import (
     Effect,
     Update,
 )
-from atoll.server.rounds.invariants import Violation
-from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.privacy_rules import PrivacyRules
 from atoll.server.rounds.record import CarriedRecord, Outage, RoundRecord
 from atoll.server.rounds.run_rules import RunRules
@@ -265,6 +265,8 @@ class OpenRound(ABC):
         record = self.record
         releases = self._released_by(reason, now)
         record.phase, record.ended_at, record.abandon_reason, record.detail = Phase.ABANDONED, now, reason, detail
+        if reason is AbandonReason.STOP_REQUESTED:  # no later round audits what was charged before the fold
+            releases += self._audited_charge()
         return (*releases, Abandon(record.round_id, reason))
 
     def _released_by(self, reason: AbandonReason, now: float) -> Effects:

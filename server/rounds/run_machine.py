@@ -16,7 +16,7 @@ abandoned, which does not count as a failure.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from atoll.ground.printable import count_of
@@ -32,6 +32,7 @@ from atoll.protocol.vocabulary import (
     RunState,
     Version,
 )
+from atoll.server.invariants import Violation
 from atoll.server.rounds.buffer_round import Buffer
 from atoll.server.rounds.cohort_round import Round
 from atoll.server.rounds.evaluations import Evaluations
@@ -70,12 +71,12 @@ from atoll.server.rounds.events import (
     SamplerFailed,
     StopRequested,
     TimePassed,
+    Update,
     UpdateReceived,
     UpdateRefused,
     UploadBegun,
     set_digest,
 )
-from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.oort_utility import utility_of
 from atoll.server.rounds.open_round import NEWS_S, Effects, OpenRound
 from atoll.server.rounds.record import RoundRecord, cause_of_misfits
@@ -121,6 +122,16 @@ class RunMachine(Evaluations):
     def _next_wake(self) -> float | None:
         """The end of the next client's rest, while the open round may invite it."""
         return self.ledger.membership.next_wake if self.round is not None and self.round.may_draw else None
+
+    @property
+    def newest_released(self) -> RoundId:
+        """The newest round that may have released updates of private sums, as far as the kept records tell.
+
+        Where the clients add the noise, an attempt at a sum releases them, whether a version follows or not.
+        """
+        ledger, privacy = self.ledger, self.rules.privacy
+        is_by_attempt = privacy is not None and privacy.noise_by == "clients"
+        return RoundId(ledger.next_round - 1) if is_by_attempt else ledger.newest_published
 
     @property
     def may_snapshot(self) -> bool:
@@ -211,13 +222,14 @@ class RunMachine(Evaluations):
         return tuple(effects)
 
     def _published_named(self, event: PublishedNamed, now: float) -> Effects:
-        """Charge all clients for each round after the backup's last closed one, as if it had been published.
+        """Charge all clients for each round after the backup's last closed one, as if they had been in its sums.
 
         An open round is abandoned: its clients may have spent their budgets since. One that aggregates was closed
         before the backup, and its charge stays; it counts among the later rounds, too, as another fold of it would be
         another release if the secret of the noise was not in the backup. Where the clients add the noise, each attempt
-        of these rounds may have been charged. In asynchronous modes a client may also have been in a sum with an update
-        from each older version for which it was asked. A run with correlated noise has no later round: all uses count.
+        of these rounds may have been charged, also of one without a version. In asynchronous modes a client may also
+        have been in a sum with an update from each older version for which it was asked. A run with correlated noise
+        has no later round: all uses count. No resume raises what a round may cost, so the settings of the backup do.
         """
         ledger, privacy = self.ledger, self.rules.privacy
         if privacy is None or ledger.restoration == event.restoration:
@@ -226,9 +238,8 @@ class RunMachine(Evaluations):
         closed = ledger.next_round - (1 if self.round is None else 2)
         if (number := event.round_id - closed) <= 0:
             return ()
-        membership, secure = ledger.membership, self.rules.secure
-        each = secure.attempts if secure is not None and privacy.noise_by == "clients" else 1
-        membership.charge_all(max(number * each, privacy.participations_max if privacy.earlier else 0), privacy)
+        membership, uses = ledger.membership, number * self.rules.charges_max
+        membership.charge_all(max(uses, privacy.participations_max if privacy.earlier else 0), privacy)
         for client_id in self.invitations.older() if self.rules.policy.is_asynchronous else ():
             membership.charge(client_id, privacy)
         charge = privacy.charged(len(membership.members), membership.most_spent, membership.most_uses)
@@ -305,6 +316,9 @@ class RunMachine(Evaluations):
     def _lose_updates(self, digests: frozenset[Digest], why: str, now: float) -> Effects:
         """Record the loss of updates that wait for a commit; updates of the open round remain in it."""
         ledger, effects = self.ledger, list[Effect]()
+        open_buffer = self.round if isinstance(self.round, Buffer) and self.round.is_open else None
+        no_round = [*ledger.waiting, *(() if open_buffer is None else open_buffer.held)]
+        effects += self._charged_in_vain(update for update in no_round if update.digest in digests)
         held = [*ledger.carried.values(), *ledger.waiting, *(self.round.held if self.round is not None else ())]
         for update in [update for update in held if update.digest in digests]:
             if (record := self.record_of(update.round_id)) is None:
@@ -629,14 +643,24 @@ class RunMachine(Evaluations):
         return effects
 
     def _end(self, state: RunState, cause: str) -> Effects:
-        ledger = self.ledger
-        effects = [*self.invitations.release_all(ReleaseReason.RUN_ENDED, ledger.now), *ledger.settle_end(state)]
+        ledger, is_private = self.ledger, self.rules.privacy is not None
+        effects = [*self.invitations.release_all(ReleaseReason.RUN_ENDED, ledger.now)]
+        effects += self._charged_in_vain(ledger.waiting)
+        effects += ledger.settle_end(state, is_private=is_private)
         ledger.state, ledger.cause, ledger.stop_reason, ledger.pause_reason = state, cause, None, None
         ledger.resumes_itself, ledger.short_since = False, None
         ledger.evaluation, ledger.unevaluated, ledger.is_round_due, ledger.retry_at = None, [], False, 0.0
         ledger.membership.approval_by = None
         ledger.membership.everyone_disconnected(ledger.now)  # from now on the driver reports no connections to the run
         return (*effects, EndRun(state, cause))
+
+    def _charged_in_vain(self, updates: Iterable[Update]) -> Effects:
+        """Return the effect that audits the charges of accepted updates of a buffer that are in no round's charge."""
+        privacy, membership, number = self.rules.privacy, self.ledger.membership, len([*updates])
+        if privacy is None or not number:
+            return ()
+        charge = privacy.charged(number, membership.most_spent, membership.most_uses)
+        return (AuditCharge("updates in no round", charge),)
 
 
 HANDLERS: Mapping[type[Event], Callable[[RunMachine, Any, float], Effects]] = {

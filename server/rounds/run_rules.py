@@ -127,6 +127,16 @@ class RunRules:
         of_stop = None if self.stop is None else self.stop.metric
         return tuple(metric for metric in (self.best, of_stop) if metric is not None)
 
+    @property
+    def charges_max(self) -> int:
+        """Most charges of a client in one private round: with noise of the clients, one for each attempt at its sum.
+
+        Masked updates of a sample of examples leave once in a round, and so are charged once.
+        """
+        if self.secure is None or self.privacy is None or self.privacy.noise_by != "clients":
+            return 1
+        return self.secure.attempts if self.privacy.hides_clients else 1
+
     def watches(self, source: Source) -> bool:
         """Return whether a metric of this data source chooses the best version or ends the run early."""
         return any(metric.source == source for metric in self.watched)

@@ -16,7 +16,8 @@ from atoll.task.local import Local
 from atoll.task.metrics import Statistics
 from atoll.task.task import Task
 from atoll.training.local.algorithms import check_algorithm, check_training
-from atoll.training.private.local_steps import NOT_A_TASK, check_terms
+from atoll.training.private.config import NOT_A_TASK
+from atoll.training.private.local_steps import check_terms
 
 
 @dataclass(frozen=True, kw_only=True)

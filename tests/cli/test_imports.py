@@ -113,6 +113,13 @@ def test_a_coordinator_listens_without_torch(tmp_path: Path) -> None:
     assert len(found) < 1167
 
 
+@pytest.mark.parametrize("served", ["atoll.training.worker.operations", "atoll.flower.bench"])
+def test_a_worker_needs_torch_for_a_task_of_a_module_alone(served: str) -> None:
+    """It would take each site whose task has arrays, or is a Flower app, a second and 200 MB."""
+    program = f"import sys, {served}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
 def test_the_first_project_needs_torch_and_numpy_alone(tmp_path: Path) -> None:
     """scikit-learn alone would take a second, half as long as all else together."""
     invoke("new", tmp_path)

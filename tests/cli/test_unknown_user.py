@@ -19,6 +19,7 @@ from atoll.client.policy.history import PolicyHistory
 from atoll.server.audit.actions import Action
 from atoll.server.audit.reading import Source, events_of
 from tests.cli.federation import ATOLL
+from tests.debian import missing
 from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import live, report
@@ -69,7 +70,7 @@ def done(folder: Path, *arguments: object) -> str:
     """The output of a command of the user."""
     start = prefix()
     if start is None:
-        pytest.skip("Python lies where only root may go, and setpriv (util-linux) is missing")
+        pytest.skip(f"Python lies where only root may go: {missing('setpriv')}")
     as_user: dict[str, Any] = {} if start else {"user": UID, "group": UID, "extra_groups": []}
     without = {name: value for name, value in os.environ.items() if name not in ("HOME", "USER", "LOGNAME")}
     ended = subprocess.run(

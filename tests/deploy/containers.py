@@ -4,26 +4,24 @@ import ast
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from tests import debian
+
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".image"
 BASE = "localhost/atoll-base"
 BUILDAH = ("buildah", "--root", str(CACHE / "storage"), "--runroot", str(CACHE / "run"))
-NEEDED = {"mmdebstrap": "mmdebstrap", "buildah": "buildah", "unshare": "util-linux", "chroot": "coreutils"}
-"""Programs, and Debian's packages that have them."""
 
 
 def missing() -> str:
     """Name what this machine lacks; empty: nothing."""
-    lacking = [package for program, package in NEEDED.items() if shutil.which(program) is None]
-    if lacking:
-        return f"missing here: Debian's {' '.join(lacking)}"
+    if lacking := debian.missing("mmdebstrap", "buildah"):
+        return lacking
     if os.geteuid() != 0:
         return "a container's root is mounted by root, and this is another user"
     return ""

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.processes import free_address
+from tests.debian import missing
 from tests.waiting import BOUND_S
 
-NEEDED = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
-if lacking := [package for program, package in NEEDED.items() if shutil.which(program) is None]:
-    pytest.skip(f"missing here: Debian's {' '.join(lacking)}", allow_module_level=True)
+if lacking := missing("munged", "slurmctld", "slurmd", "sbatch"):
+    pytest.skip(lacking, allow_module_level=True)
 if os.geteuid() != 0:
     pytest.skip("slurmd starts jobs as their users, so it needs root", allow_module_level=True)
 

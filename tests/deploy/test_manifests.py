@@ -19,6 +19,7 @@ from atoll.client.config import AgentConfig
 from atoll.parallel import mesh_client
 from atoll.protocol.settings import load_text
 from atoll.server.config.process import AggregatorConfig, HostFile
+from tests.debian import needs
 from tests.deploy import kustomization
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -86,7 +87,7 @@ def test_the_schema_refuses_a_mistake():
 
 
 @pytest.mark.real
-@pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed here")
+@needs("kubectl")
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_kubectl_renders_what_our_reader_renders(overlay):
     command = [KUBECTL, "kustomize", str(DEPLOY / "kubernetes/overlays" / overlay)]

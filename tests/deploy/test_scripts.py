@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -32,7 +31,6 @@ def executed(script, *arguments, **environment):
 
 
 @pytest.mark.real
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed here")
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_the_parser_of_its_command_takes_what_a_script_gives(script, tmp_path, monkeypatch):
     positional = {"coordinator": ["run.toml"], "sweep": ["grid.toml"]}.get(script.stem, [])

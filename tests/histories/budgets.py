@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from atoll.protocol.secure.messages import Boxes
-from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunState, Version
+from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RoundId, RunState, Version
 from atoll.server.rounds.events import (
     Abandon,
     Accept,
@@ -60,9 +60,24 @@ def faults_of_budgets(history: History) -> Iterator[str]:
             if uses[client_id] > rules.participations_max or not _is_within(rules, uses[client_id]):
                 yield f"at {step.at:.3f} {client_id} is used {uses[client_id]} times, beyond its budget"
     yield from _ledger(history, rules, uses)
+    yield from _audited(history, rules, uses)
     yield from _samples(history, rules)
     if isinstance(rules, CorrelatedRules):
         yield from _versions(history, rules)
+
+
+def _audited(history: History, rules: PrivacyRules, uses: Counter[ClientId]) -> Iterator[str]:
+    """Check that the audit log of an ended run has each charge once."""
+    assert history.machine is not None
+    if history.machine.ledger.state not in TERMINAL:
+        return
+    charges = [effect.charge for _, effect in history.effects() if isinstance(effect, AuditCharge)]
+    audited = sum(charge.charges or charge.clients for charge in charges)
+    if rules.noise_by == "clients":  # each attempt's entry has all of the round's
+        last = {e.rounds: e.charge.charges for _, e in history.effects() if isinstance(e, AuditCharge)}
+        audited = sum(last.values())
+    if audited != uses.total():
+        yield f"the audit log has {audited} charges, and clients were used {uses.total()} times"
 
 
 def _samples(history: History, rules: PrivacyRules) -> Iterator[str]:

@@ -21,7 +21,11 @@ def test_a_rank_reads_each_metric_that_the_list_says_it_has(tmp_path: Path) -> N
 
     async def read() -> Reading:
         async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
-            readings = RankReadings(Rank(RankPlace(0, 1, "lo"), tmp_path, channel), keeper)
+            rank = Rank(RankPlace(0, 1, "lo"), tmp_path, channel)
+            assert rank.status().status.certificate_until == 0
+            rank.keeper = keeper
+            assert rank.status().status.certificate_until == keeper.current.leaf.expires_at
+            readings = RankReadings(rank, keeper)
             return bounded({**readings.read(), **readings.read_elsewhere(), **read_process()})
 
     found = asyncio.run(read())

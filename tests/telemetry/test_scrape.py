@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,13 +19,14 @@ from atoll.server.journal.holder import running_coordinator
 from atoll.telemetry.instruments import INSTRUMENTS, Kind, Process
 from tests.cli.federation import TINY, Federation, federation, start_run, wait_for
 from tests.cli.invoking import refused, shown
+from tests.debian import needs
 from tests.telemetry.receiver import Receiver, receiver
 from tests.telemetry.test_pipeline import samples
 from tests.waiting import BOUND_S
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations"
 ROUNDS = 4
-PROMTOOL = pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool: install Debian's prometheus")
+PROMTOOL = needs("promtool")
 
 
 def fetched(address: str) -> str:
@@ -204,7 +204,7 @@ EMPTY = ("atoll_rank_", "absent(")
 """What a healthy federation without ranks has no value for, beside the alerts."""
 
 
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus: install Debian's package of that name")
+@needs("prometheus")
 def test_a_real_prometheus_answers_every_query(scraped: Scraped, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -10,6 +10,12 @@ from atoll.task.overrides import overridden, type_faults
 
 EXAMPLE, NONE = "example", "none"
 
+NOT_A_TASK = (
+    'with privacy.unit = "example" a task needs gradients of single examples, which a custom training (an ArrayTask, a '
+    'Flower app) does not give: allowed is a Task with the built-in loop, or privacy.unit = "client"'
+)
+"""The fault of a task that trains by other code."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyConfig:

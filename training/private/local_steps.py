@@ -167,13 +167,6 @@ def check_model(model: torch.nn.Module) -> None:
         raise TaskBroken(*faults)
 
 
-NOT_A_TASK = (
-    f"{_WITH} a task needs gradients of single examples, which a custom training (an ArrayTask, a Flower app) does not "
-    'give: allowed is a Task with the built-in loop, or privacy.unit = "client"'
-)
-"""The fault of a task that trains by other code."""
-
-
 def _faults(given: Given, task: Task, algorithm: str) -> Iterator[str]:
     if task.fit is not None:
         yield (

@@ -18,7 +18,7 @@ from atoll.task.overrides import check_all
 from atoll.task.randomness import DATA_SEED, seed_everything, seeded
 from atoll.tensors.layout import BESIDE
 from atoll.training.local.algorithms import CONCATENATE, check_algorithm
-from atoll.training.private.local_steps import NOT_A_TASK
+from atoll.training.private.config import NOT_A_TASK
 from atoll.training.statistics.own import cannot_give, of_array_task
 from atoll.training.statistics.parts import SiteStatistics
 from atoll.training.worker.bench import PROCESS, AllTravels, Measures, MessageAnswer, Outcome, Received, only_declared

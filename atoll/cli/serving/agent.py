@@ -101,6 +101,7 @@ def agent(
     from atoll.cli import log
     from atoll.cli.serving.dialled import dialled
     from atoll.cli.serving.metrics import opened, served_agent
+    from atoll.cli.serving.spans import sender_of
     from atoll.client.process import run_agent
     from atoll.operations.temporary import writing_to
     from atoll.protocol.build import software
@@ -111,8 +112,12 @@ def agent(
     where = dialled(settings.coordinator, settings.join, settings.state / "identity")
     what = f"the agent of {settings.site} starts, for {', '.join(named)}, state in {settings.state}"
     note(f"{software()}: {what}; dialling {where}")
-    with opened("agent", settings.metrics) as telemetry, writing_to("state", settings.state):
-        raise typer.Exit(asyncio.run(run_agent(settings, named, on_ready=served_agent(telemetry))))
+    with (
+        opened("agent", settings.metrics) as telemetry,
+        sender_of(settings.site) as spans,
+        writing_to("state", settings.state),
+    ):
+        raise typer.Exit(asyncio.run(run_agent(settings, named, on_ready=served_agent(telemetry, spans))))
 
 
 def _checked(

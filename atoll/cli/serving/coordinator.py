@@ -79,8 +79,9 @@ Published = Annotated[
     typer.Option(
         "--published",
         metavar="[RUN=]ROUND",
-        help="The newest published round of a private run, for the first start after `atoll restore`: all clients are "
-        "charged for every round since the backup. The audit log records this.",
+        help="The newest published round of a private run (with noise by the clients the newest that has begun), for "
+        "the first start after `atoll restore`: all clients are charged for every round since the backup. The audit "
+        "log records this.",
     ),
 ]
 Stay = Annotated[bool, typer.Option("--stay", help="Do not end with the last run; `atoll run start` adds more.")]

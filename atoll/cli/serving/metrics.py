@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from atoll.server.hosting.coordinator import Coordinator
     from atoll.server.ports import Ports
     from atoll.server.ranks.rank import Rank
+    from atoll.telemetry.agent_spans import AgentSpans
     from atoll.telemetry.start import Telemetry
 
 
@@ -42,10 +43,12 @@ def serve_coordinator(telemetry: "Telemetry", coordinator: "Coordinator", ports:
     telemetry.serve(CoordinatorReadings(coordinator, ports), folder_id(coordinator.state.path), readers)
 
 
-def served_agent(telemetry: "Telemetry | None") -> "Callable[[Agent], None]":
-    """Return the function that serves the metrics of an agent once it has started."""
+def served_agent(telemetry: "Telemetry | None", spans: "AgentSpans | None") -> "Callable[[Agent], None]":
+    """Return the function that serves the metrics of an agent, and sends its spans, once it has started."""
 
     def serve(agent: "Agent") -> None:
+        if spans is not None:
+            agent.phases.listeners.append(spans.note)
         if telemetry is not None:
             from atoll.telemetry.agent import AgentReadings
 

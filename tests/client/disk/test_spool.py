@@ -13,6 +13,8 @@ import pytest
 from atoll.client.disk import spool as spool_module
 from atoll.client.disk.spool import Costs, Spool, SpoolFull
 from atoll.client.disk.state_directory import StateDirectory
+from atoll.protocol import log_fields
+from atoll.protocol.log_fields import note_run
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.settings import ConfigError
@@ -84,6 +86,18 @@ def test_no_flipped_byte_changes_what_is_sent(tmp_path):
         removed += not again.entries()
         assert not again.entries() or again["round", "run-1", 3] == entry
     assert removed == len(whole) - entry.data_start - entry.num_bytes
+
+
+def test_an_entry_keeps_the_number_of_its_run_for_the_ids_of_its_traces(tmp_path):
+    data, manifest = finished(tmp_path)
+    assert Spool(folder(tmp_path), 2**30).add(data, manifest, statistics={}).run_number == 0  # none is known
+    note_run("run-1", 2**62 + 1)
+    data, manifest = finished(tmp_path)
+    try:
+        entry = Spool(folder(tmp_path), 2**30).add(data, manifest, statistics={})
+    finally:
+        del log_fields._numbers["run-1"]
+    assert entry.run_number == Spool(folder(tmp_path), 2**30)["round", "run-1", 3].run_number == 2**62 + 1
 
 
 def test_an_entry_of_an_earlier_program_is_sent(tmp_path):

@@ -5,11 +5,10 @@ sleeps; a night passes on the count since the boot, too.
 """
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
+from tests.debian import needs
 
 SOURCE = r"""
 #define _GNU_SOURCE
@@ -58,7 +57,7 @@ int gettimeofday(struct timeval *restrict out, void *restrict zone) {
 }
 """
 
-needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler shifts the clock of a process")
+needs_compiler = needs("cc")
 
 
 class SetClock:

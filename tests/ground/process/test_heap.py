@@ -51,3 +51,31 @@ def test_steps_find_the_pages_of_the_step_before():
 
 def test_a_building_process_gives_freed_blocks_back():
     assert printed(BUILT) < 16 * 2**20
+
+
+SHARED = """
+import ctypes, threading
+from atoll.ground.process.heap import share_heaps_among_threads
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+barrier, heaps = threading.Barrier(8), set()
+
+def allocate():
+    barrier.wait()
+    block = libc.malloc(1000)
+    barrier.wait()
+    heaps.add(block >> 26)  # a thread's heap lies within an aligned 64 MiB
+
+{first}
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+[each.start() for each in threads]
+[each.join() for each in threads]
+print(len(heaps))
+"""
+
+
+@pytest.mark.skipif(sys.maxsize < 2**32, reason="heaps of threads have another size")
+def test_threads_share_two_heaps():
+    alone, shared = printed(SHARED.format(first="")), printed(SHARED.format(first="share_heaps_among_threads()"))
+    assert shared <= 2 < alone

@@ -115,8 +115,24 @@ def test_steps_that_are_under_way_in_an_asynchronous_run_are_not_charged_as_fewe
     config = load_text(RunFile, 'task = "m:t"', text, name="run.toml").run
     with pytest.raises(ConfigError, match="got 5 steps in a training, and an update of 15 may be under way"):
         changed(config, ["local.max_steps=5"], version=3)
-    assert rules_of(changed(config, ["local.max_steps=20"], version=3)).cost == 20
-    assert rules_of(changed(with_noise(run_with([STEPS, NOISY])), ["local.max_steps=5"], version=3)).cost == 5
+    more = "got 20 steps in a training, and a restored backup would charge 15; allowed: 15 steps, or another run"
+    with pytest.raises(ConfigError, match=more):
+        changed(config, ["local.max_steps=20"], version=3)
+    assert rules_of(changed(config, ["privacy.epsilon=9.0"], version=3)).cost == 15
+
+
+def test_no_resume_raises_what_a_backup_of_before_it_would_charge() -> None:
+    config = with_noise(run_with([STEPS, NOISY]))
+    assert rules_of(changed(config, ["local.max_steps=5"], version=3)).cost == 5
+    more = r"got 20 steps in a training, and a restored backup would charge 15; allowed: 15 steps or fewer"
+    with pytest.raises(ConfigError, match=more):
+        changed(config, ["local.max_steps=20"], version=3)
+    clients = ["privacy.epsilon=8.0", "privacy.delta=1e-6", "privacy.clip_norm=1.0", 'privacy.noise_by="clients"']
+    clients += ["round.cohort_size=8", "round.quorum=6", "secure.clip_norm=1.0", 'aggregation.weighting="uniform"']
+    sums = with_noise(load_text(RunFile, 'task = "m:t"', clients, name="run.toml").run)
+    with pytest.raises(ConfigError, match="got 5, and each is charged, of which a restored backup would charge 3"):
+        changed(sums, ["secure.attempts=5"], version=3)
+    assert changed(sums, ["secure.attempts=2"], version=3).rules.charges_max == 2
 
 
 def test_sites_are_told_of_a_guarantee_for_clients_what_their_budgets_charge() -> None:

@@ -1,6 +1,7 @@
 """The newest published rounds of private runs after a restoration: what a start needs, and what it refuses."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from atoll.server.hosting.recovering import Replayed
 from atoll.server.hosting.restoration import RESTORED, Restoration, published_of
 from tests.server.rounds.test_cohort_round import Drive
 from tests.server.rounds.test_privacy import closed, named, private, rules
+from tests.server.rounds.test_private_sums import Private
+from tests.server.rounds.test_shared_examples import privacy as shared
 
 HERE = Restoration("r1", 1.7e9)
 
@@ -21,7 +24,7 @@ class Row:
         self.run_id = RunId(run_id)
 
 
-def replayed(run_id: str, drive: Drive) -> Any:
+def replayed(run_id: str, drive: Any) -> Any:
     return Replayed(Row(run_id), drive.machine, 0, ())  # type: ignore[arg-type]
 
 
@@ -81,10 +84,28 @@ def test_an_ended_run_may_rest_and_is_asked_when_it_resumes() -> None:
     drive = with_rounds(1, uses=1)
     assert drive.machine.ledger.state is RunState.FINISHED
     assert published_of(HERE, [replayed("a-1", drive)], {}) == {}
-    assert "--published a-1=ROUND" in HERE.fault_of(RunId("a-1"), drive.machine.ledger)
+    assert "--published a-1=ROUND" in HERE.fault_of(RunId("a-1"), drive.machine)
     assert published_of(HERE, [replayed("a-1", drive)], {"a-1": 6}) == {"a-1": RoundId(6)}
     named(drive, 6, "r1")
-    assert HERE.fault_of(RunId("a-1"), drive.machine.ledger) == ""
+    assert HERE.fault_of(RunId("a-1"), drive.machine) == ""
+
+
+def test_where_the_clients_add_the_noise_the_newest_round_that_has_begun_is_asked_for() -> None:
+    """An attempt that was opened and abandoned has told the coordinator a sum, and its charge is after the backup."""
+    run = Private(4, random.Random(1), shared(), rounds=1)
+    assert run.run()
+    ledger = run.machine.ledger
+    ledger.next_round = RoundId(ledger.next_round + 1)  # a later one that was abandoned
+    runs = [replayed("a-1", run)]
+    assert ledger.newest_published == 1
+    assert "which does not know the rounds that have begun since, nor their charges" in HERE.fault_of(
+        RunId("a-1"), run.machine
+    )
+    assert HERE.fault_of(RunId("a-1"), run.machine).endswith(
+        "--published a-1=ROUND, the newest round that has begun, published or not (2, if none has)"
+    )
+    assert faults(runs, {"a-1": 1}) == ["--published a-1=1: the backup itself has round 2; allowed: 2 to 1000000000"]
+    assert published_of(HERE, runs, {"a-1": 2}) == {"a-1": 2}
 
 
 def test_a_state_that_was_never_restored_needs_and_takes_no_answer() -> None:

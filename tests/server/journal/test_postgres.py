@@ -309,6 +309,21 @@ def goes_on(told, count):
     raise AssertionError("it takes too long")
 
 
+def test_a_server_that_is_away_is_noticed_by_whatever_asks_first(state, postgres_server):
+    """A coordinator without work asks for its members now and then, and waits for no answer."""
+    database = state.database
+    postgres_server.crash()
+    try:
+        with pytest.raises(DatabaseAway), database.transaction():
+            pass
+        assert database.away
+    finally:
+        postgres_server.start()
+    with database.transaction():
+        pass
+    assert database.away == ""
+
+
 def test_who_waits_for_the_server_is_let_go_when_the_coordinator_ends(state, postgres_server):
     journal, caught = Journal(state), []
     postgres_server.crash()

@@ -1,11 +1,22 @@
 """The budget of a run with a guarantee for examples: what a use costs, and where an update counts late or at once."""
 
 from atoll.protocol.privacy.subsampled import epsilon_bound
-from atoll.protocol.vocabulary import RunState
+from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunState
 from atoll.server.journal.codec import decode_ledger, decode_rules, encode_ledger, encode_rules
-from atoll.server.rounds.events import EndRun
+from atoll.server.rounds.events import (
+    AuditCharge,
+    CohortDrawn,
+    DrawCohort,
+    Effect,
+    EndRun,
+    FilesLost,
+    RoundDue,
+    StopRequested,
+)
 from atoll.server.rounds.privacy_rules import ExampleRules
-from tests.server.rounds.test_buffer_round import Flow
+from atoll.server.views.sentences import sentences
+from tests.server.rounds.test_buffer_round import Flow, invited
+from tests.server.rounds.test_cohort_round import Drive
 from tests.server.rounds.test_privacy import closed, named, private, uses
 
 DELTA, RATE, Z, STEPS = 1e-5, 0.04, 1.5, 15
@@ -94,3 +105,67 @@ def test_a_restored_buffer_charges_each_older_version_from_which_an_update_may_h
     assert uses(flow) == {"a": 0, "b": 2}
     named(flow, 3)
     assert uses(flow) == {"a": 1 + 2, "b": 2 + 1}
+
+
+def test_a_restored_buffer_charges_a_version_that_a_resume_may_have_made_young_enough_since() -> None:
+    """At the backup a's work was too old; a resume with a larger `max_staleness` may have taken its update."""
+    flow = Flow(rules={"privacy": rules(uses=9)}, buffer_size=1, quorum=1, max_staleness=0, concurrency=2)
+    flow.join("abc")
+    flow.update("b")
+    flow.commit()
+    assert flow.machine.ledger.num_too_old == 1
+    named(flow, 2)
+    assert uses(flow) == {"a": 1 + 1, "b": 1 + 1, "c": 1}
+
+
+def test_a_draw_that_was_under_way_while_a_client_spent_its_budget_does_not_invite_it() -> None:
+    """Its site would pay for a training whose update is refused."""
+    flow = Flow(rules={"privacy": rules(uses=1)}, buffer_size=2, quorum=1, concurrency=2, deadline=60.0)
+    flow.join("ab")
+    flow.update("b")
+    flow.tick(at=60)  # a is out of time, and may still send its update; b's makes the version
+    flow.join("c")
+    flow.fold()
+    [draw] = [effect for effect in Drive.do(flow, RoundDue()) if isinstance(effect, DrawCohort)]
+    assert [candidate.client_id for candidate in draw.candidates] == ["a", "c"]
+    flow.update("a", round_id=1)
+    assert uses(flow)["a"] == 1
+    assert invited(Drive.do(flow, CohortDrawn(draw.round_id, (ClientId("a"), ClientId("c"))))) == {"c": 1}
+
+
+def audited(effects: list[Effect]) -> list[tuple[str, int]]:
+    return [(each.rounds, each.charge.clients) for each in effects if isinstance(each, AuditCharge)]
+
+
+def test_an_update_that_waits_at_the_end_of_the_run_is_charged_in_its_record_and_in_the_audit_log() -> None:
+    flow = Flow(rules={"privacy": rules()}, concurrency=4)
+    flow.join("abcd")
+    for client in "abc":
+        flow.update(client)
+    flow.do(StopRequested("enough"))
+    flow.fold()
+    assert flow.machine.ledger.state is RunState.STOPPED
+    assert audited(flow.effects) == [("round 1", 2), ("updates in no round", 1)]
+    [of_c] = [line for line in sentences(flow.machine.ledger.past[RoundId(1)]) if line.startswith("c (")]
+    assert of_c.endswith("no model contains it: the run ended first (stopped), and its charge stays.")
+
+
+def test_a_buffer_that_is_stopped_below_its_quorum_has_its_charge_in_the_audit_log() -> None:
+    flow = Flow(rules={"privacy": rules()}, concurrency=4)
+    flow.join("abcd")
+    flow.update("a")
+    assert audited(flow.do(StopRequested("enough"))) == [("round 1", 1)]
+
+
+def test_a_charge_of_an_update_that_is_lost_is_in_the_audit_log_once() -> None:
+    flow = Flow(rules={"privacy": rules()}, concurrency=4, buffer_size=3, quorum=2)
+    flow.join("abcd")
+    flow.update("a")
+    flow.update("b")
+    assert audited(flow.do(FilesLost((Digest("a1"),), (), "disk"))) == [("updates in no round", 1)]
+    flow.update("a")  # sent again, and charged again
+    flow.update("c")
+    flow.update("d")
+    assert audited(flow.do(FilesLost((Digest("d1"),), (), "disk"))) == [("updates in no round", 1)], "d waits"
+    assert audited(flow.effects)[1] == ("round 1", 3)
+    assert uses(flow) == {"a": 2, "b": 1, "c": 1, "d": 1}

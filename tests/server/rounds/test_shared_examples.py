@@ -4,6 +4,7 @@ import random
 
 from atoll.protocol.privacy.poisson_account import PoissonAccount
 from atoll.protocol.vocabulary import RoundId
+from atoll.server.rounds.events import PublishedNamed
 from atoll.server.rounds.privacy_rules import SharedExampleRules
 from tests.server.rounds.test_private_sums import Private, uses
 
@@ -44,6 +45,14 @@ def test_a_sum_that_fails_after_its_boxes_is_not_tried_again_with_the_same_sampl
     assert first.sums[0].attempt == 1
     assert {(number, attempt) for _, number, _, attempt in run.boxed} == {(1, 1), (2, 1)}
     assert uses(run) == dict.fromkeys(run.sites, 2), "both rounds are charged"
+
+
+def test_a_restored_run_is_charged_once_for_each_round_that_may_have_been_open():
+    """No round of shared example noise has two attempts whose masked updates leave."""
+    run = Private(4, random.Random(1), privacy(steps=40), rounds=1)
+    assert run.run()
+    run.machine.receive(PublishedNamed(RoundId(6), "r1"), run.machine.ledger.now)
+    assert uses(run) == dict.fromkeys(run.sites, 1 + 5)
 
 
 def test_the_budget_ends_the_run():
