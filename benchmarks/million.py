@@ -22,6 +22,7 @@ from atoll.server.journal.journal import Journal
 from atoll.server.journal.pruning import Stay
 from atoll.server.journal.rows import Batch, RunRow
 from atoll.server.journal.state_directory import StateDirectory
+from atoll.server.members.member import Profile
 from atoll.server.process_tuning import collect_seldom
 from atoll.server.rounds.events import (
     Aggregate,
@@ -36,7 +37,6 @@ from atoll.server.rounds.events import (
     Event,
     Invite,
     OpenNextRound,
-    Profile,
     RoundDue,
     RunStarted,
     Update,

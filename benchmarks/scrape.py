@@ -22,9 +22,10 @@ from atoll.server.config.run import RunConfig
 from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.journal.rows import Batch, RecordRow
+from atoll.server.members.member import Profile
 from atoll.server.ports import Ports
 from atoll.server.process import host
-from atoll.server.rounds.events import ClientJoined, Profile
+from atoll.server.rounds.events import ClientJoined
 from atoll.server.rounds.record import ClientRecord, RoundRecord
 from atoll.telemetry.coordinator import CoordinatorReadings
 from atoll.telemetry.instruments import Process

@@ -41,10 +41,9 @@ from atoll.server.journal.journal import Journal
 from atoll.server.journal.member_rows import pages_of
 from atoll.server.journal.rows import Batch, EvaluationRow, RecordRow, RunChange, RunRow, Snapshot, VersionRow
 from atoll.server.journal.state_directory import StateDirectory
-from atoll.server.rounds.events import Profile
+from atoll.server.members.member import Member, Profile, Trouble
+from atoll.server.members.membership import Membership
 from atoll.server.rounds.ledger import Ledger
-from atoll.server.rounds.member import Member, Trouble
-from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import ClientRecord, RoundRecord
 from atoll.server.rounds.run_rules import RunRules
@@ -71,6 +70,7 @@ TIMES = 3
 VIEWS: dict[str, tuple[View, int, Paging]] = {
     "runs": (View.RUNS, 0, Paging()),
     "run": (View.RUN, 0, Paging()),
+    "run without metrics": (View.RUN, 0, Paging(bare=True)),
     "rounds": (View.ROUNDS, 0, Paging(COUNT_MAX, last=True)),
     "rounds of a client": (View.ROUNDS, 0, Paging(COUNT_MAX, client="client-0000007")),
     "rounds with a lost client": (View.ROUNDS, 0, Paging(COUNT_MAX, last=True, fate="lost")),

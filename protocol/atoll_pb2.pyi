@@ -914,14 +914,16 @@ class StartRunRequest(_message.Message):
     def __init__(self, config_toml: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CollectStatisticsRequest(_message.Message):
-    __slots__ = ("config_toml", "overrides", "deadline_s")
+    __slots__ = ("config_toml", "overrides", "deadline_s", "on_behalf_of")
     CONFIG_TOML_FIELD_NUMBER: _ClassVar[int]
     OVERRIDES_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    ON_BEHALF_OF_FIELD_NUMBER: _ClassVar[int]
     config_toml: str
     overrides: _containers.RepeatedScalarFieldContainer[str]
     deadline_s: float
-    def __init__(self, config_toml: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    on_behalf_of: str
+    def __init__(self, config_toml: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ..., on_behalf_of: _Optional[str] = ...) -> None: ...
 
 class CollectStatisticsReply(_message.Message):
     __slots__ = ("number",)
@@ -930,20 +932,24 @@ class CollectStatisticsReply(_message.Message):
     def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class StopRunRequest(_message.Message):
-    __slots__ = ("run_id", "reason")
+    __slots__ = ("run_id", "reason", "on_behalf_of")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ON_BEHALF_OF_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     reason: str
-    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    on_behalf_of: str
+    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ..., on_behalf_of: _Optional[str] = ...) -> None: ...
 
 class PauseRunRequest(_message.Message):
-    __slots__ = ("run_id", "reason")
+    __slots__ = ("run_id", "reason", "on_behalf_of")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ON_BEHALF_OF_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     reason: str
-    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    on_behalf_of: str
+    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ..., on_behalf_of: _Optional[str] = ...) -> None: ...
 
 class DeleteRunRequest(_message.Message):
     __slots__ = ("run_id",)
@@ -952,12 +958,14 @@ class DeleteRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class ResumeRunRequest(_message.Message):
-    __slots__ = ("run_id", "overrides")
+    __slots__ = ("run_id", "overrides", "on_behalf_of")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     OVERRIDES_FIELD_NUMBER: _ClassVar[int]
+    ON_BEHALF_OF_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     overrides: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ...) -> None: ...
+    on_behalf_of: str
+    def __init__(self, run_id: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ..., on_behalf_of: _Optional[str] = ...) -> None: ...
 
 class ListRanksRequest(_message.Message):
     __slots__ = ()
@@ -1000,14 +1008,16 @@ class RunReply(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., state: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class InviteRequest(_message.Message):
-    __slots__ = ("role", "name", "lifetime_s")
+    __slots__ = ("role", "name", "lifetime_s", "on_behalf_of")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     LIFETIME_S_FIELD_NUMBER: _ClassVar[int]
+    ON_BEHALF_OF_FIELD_NUMBER: _ClassVar[int]
     role: str
     name: str
     lifetime_s: float
-    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., lifetime_s: _Optional[float] = ...) -> None: ...
+    on_behalf_of: str
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., lifetime_s: _Optional[float] = ..., on_behalf_of: _Optional[str] = ...) -> None: ...
 
 class InviteReply(_message.Message):
     __slots__ = ("join_code", "expires_at")
@@ -1018,12 +1028,14 @@ class InviteReply(_message.Message):
     def __init__(self, join_code: _Optional[str] = ..., expires_at: _Optional[float] = ...) -> None: ...
 
 class RevokeRequest(_message.Message):
-    __slots__ = ("role", "name")
+    __slots__ = ("role", "name", "on_behalf_of")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    ON_BEHALF_OF_FIELD_NUMBER: _ClassVar[int]
     role: str
     name: str
-    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    on_behalf_of: str
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., on_behalf_of: _Optional[str] = ...) -> None: ...
 
 class RevokeReply(_message.Message):
     __slots__ = ()
@@ -1054,7 +1066,7 @@ class MemberRow(_message.Message):
     def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., standing: _Optional[str] = ..., since: _Optional[float] = ..., expires_at: _Optional[float] = ...) -> None: ...
 
 class LookRequest(_message.Message):
-    __slots__ = ("view", "run_id", "number", "count", "after", "last", "state", "fate", "client", "text", "prefix", "whole")
+    __slots__ = ("view", "run_id", "number", "count", "after", "last", "state", "fate", "client", "text", "prefix", "whole", "bare")
     VIEW_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -1067,6 +1079,7 @@ class LookRequest(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    BARE_FIELD_NUMBER: _ClassVar[int]
     view: str
     run_id: str
     number: int
@@ -1079,7 +1092,8 @@ class LookRequest(_message.Message):
     text: str
     prefix: str
     whole: bool
-    def __init__(self, view: _Optional[str] = ..., run_id: _Optional[str] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., after: _Optional[str] = ..., last: bool = ..., state: _Optional[str] = ..., fate: _Optional[str] = ..., client: _Optional[str] = ..., text: _Optional[str] = ..., prefix: _Optional[str] = ..., whole: bool = ...) -> None: ...
+    bare: bool
+    def __init__(self, view: _Optional[str] = ..., run_id: _Optional[str] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., after: _Optional[str] = ..., last: bool = ..., state: _Optional[str] = ..., fate: _Optional[str] = ..., client: _Optional[str] = ..., text: _Optional[str] = ..., prefix: _Optional[str] = ..., whole: bool = ..., bare: bool = ...) -> None: ...
 
 class LookReply(_message.Message):
     __slots__ = ("json",)

@@ -29,7 +29,7 @@ class Paging:
     """Page of a view's rows, of at most `count` of them after the row `after`.
 
     With `last` the page is read from the newest row to older ones: then `after` is the row before which it continues.
-    Without `count` all rows are meant, and no other field counts but `whole`.
+    Without `count` all rows are meant, and no other field counts but `whole` and `bare`.
     """
 
     count: int | None = None
@@ -47,6 +47,8 @@ class Paging:
     """Beginning of a client's name."""
     whole: bool = False
     """Whether curves have all points, instead of 2,000 each."""
+    bare: bool = False
+    """Whether the document of a run has no metrics, which cost a look at every evaluation."""
 
     @property
     def number(self) -> int:

@@ -30,7 +30,7 @@ FILES = (
     "server/rounds/run_machine.py",
     "server/rounds/update_intake.py",
     "server/rounds/ledger.py",
-    "server/rounds/membership.py",
+    "server/members/membership.py",
     "client/session/session.py",
 )
 SEED = 7

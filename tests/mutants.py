@@ -49,7 +49,7 @@ PURE_TESTS = (
     "tests/server/rounds/test_lost_files.py",
     "tests/server/rounds/test_run_machine.py",
     "tests/server/rounds/test_evaluations.py",
-    "tests/server/rounds/test_membership.py",
+    "tests/server/members/test_membership.py",
     "tests/server/rounds/test_policy.py",
     "tests/server/rounds/test_waits_for_clients.py",
     "tests/server/views/test_waiting.py",
@@ -80,13 +80,13 @@ BUFFER, INVITATIONS, PLAN = (
     "server/folding/plan.py",
 )
 MEMBERSHIP, SESSION, EVALUATION = (
-    "server/rounds/membership.py",
+    "server/members/membership.py",
     "client/session/session.py",
     "server/rounds/client_evaluation.py",
 )
 LOSSES, RENEWAL = "server/required/losses.py", "protocol/identity/renewal.py"
 OF_LOSSES = ("tests/wire/test_losses.py",)
-CLOCK, PAGES, LEASES = "server/clock.py", "server/rounds/member_pages.py", "server/rounds/leases.py"
+CLOCK, PAGES, LEASES = "server/clock.py", "server/members/member_pages.py", "server/members/leases.py"
 
 PLANTED = (
     Mutant(

@@ -2,7 +2,7 @@
 
 from tests.mutant import Mutant
 
-MEMBERSHIP, ROUND = "server/rounds/membership.py", "server/rounds/cohort_round.py"
+MEMBERSHIP, ROUND = "server/members/membership.py", "server/rounds/cohort_round.py"
 OPEN, BUFFER = "server/rounds/open_round.py", "server/rounds/buffer_round.py"
 STEPS, NOISED = "training/private/local_steps.py", "training/private/noised_gradients.py"
 RUN, RULES, PLAN = "server/rounds/run_machine.py", "server/rounds/privacy_rules.py", "server/folding/plan.py"

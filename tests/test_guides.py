@@ -20,7 +20,7 @@ from atoll.plugins.reference import load_module
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.config.aggregation import OptimizerConfig
 from atoll.server.config.extensions import CUSTOM_RULE, CUSTOM_SAMPLER
-from atoll.server.rounds.candidate import Candidate
+from atoll.server.members.member import Candidate
 from atoll.server.selection.sampling import draw
 from atoll.simulations.devices.config import DeviceConfig
 from atoll.simulations.populations.config import PopulationConfig

@@ -13,12 +13,13 @@ from atoll.operations.faults import CommandError
 from atoll.operations.place import STATE
 from atoll.operations.requests import PrivacyAuditRequest, PrivacyPlanRequest
 from atoll.operations.views import read_view
+from atoll.protocol.paging import Paging
 from atoll.protocol.signals import ExitCode
 
 if TYPE_CHECKING:
-    from atoll.operations.privacy_plan import PrivacyPlan
-    from atoll.operations.privacy_preview import Preview
-    from atoll.operations.privacy_rounds import Rounds
+    from atoll.operations.privacy.plan import PrivacyPlan
+    from atoll.operations.privacy.preview import Preview
+    from atoll.operations.privacy.rounds import Rounds
 
 app = typer.Typer(
     cls=Commands, no_args_is_help=True, help="Plan differential privacy, audit a claim, or show a run's guarantee."
@@ -34,7 +35,7 @@ def plan(request: PrivacyPlanRequest, json: options.Json = False) -> None:
     exact; for examples the package dp-accounting computes it (extra `privacy`), or a built-in upper bound.
     `docs/privacy.md` explains every number.
     """
-    from atoll.operations import privacy_plan as operation
+    from atoll.operations.privacy import plan as operation
 
     planned = operation.plan(request)
     if json:
@@ -52,7 +53,7 @@ def audit(request: PrivacyAuditRequest, json: options.Json = False) -> None:
     trained as by `atoll train`, with rows of its data as canaries. Exit code 0: nothing speaks against the claim; 1: it
     does not hold. `docs/privacy.md` says what no audit sees.
     """
-    from atoll.operations import privacy_audit as operation
+    from atoll.operations.privacy import audit as operation
 
     found = operation.audit(request)
     if json:
@@ -82,7 +83,7 @@ def show(
 
     A simulation has none: its noise follows from its seed.
     """
-    found = read_view("run", state, database, run=run)["document"].get("privacy")
+    found = read_view("run", state, database, run=run, paging=Paging(bare=True))["document"].get("privacy")
     if found is None:
         raise CommandError(f"{run} has no guarantee: its settings have no table [privacy], see docs/privacy.md")
     if json:

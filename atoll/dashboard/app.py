@@ -1,6 +1,5 @@
 """The pages at their addresses: each as HTML, as JSON at the same address with `.json`, and the stream of news."""
 
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from atoll.dashboard.sources import Source
 from atoll.ground.printable import printable
 from atoll.interface.deployed import AWAY, DeployedRun
 from atoll.interface.errors import AtollError
+from atoll.interface.json_text import to_json
 
 HERE = Path(__file__).parent
 
@@ -60,7 +60,7 @@ class Dashboard:
     def __init__(self, sources: Sequence[Source], *, is_live: bool = True, is_controlled: bool = False) -> None:
         self._live, self._pictures, self._is_live = Live(self._run), Pictures(), is_live
         self._sources = {source.number: source for source in sources}
-        self._is_controlled = is_controlled
+        self._control = Control(self._source, self._html) if is_controlled else None
         self._limiter: anyio.CapacityLimiter | None = None
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(HERE / "templates"),
@@ -70,6 +70,7 @@ class Dashboard:
             lstrip_blocks=True,
         )
         self._templates.globals["fates_of"] = fates_of
+        self._templates.filters["printable"] = printable
 
     def app(self, door: Door) -> Guard:
         """Return the application, which answers requests that come through a door alone."""
@@ -77,14 +78,14 @@ class Dashboard:
         routes += [Route("/compare", self._compare), Route("/compare.json", self._compare)]
         routes += [Route(LOGIN, self._login(door))] if isinstance(door, LoopbackDoor) else []
         routes += [Route(LIVE, self._news)] if self._is_live else []
-        routes += Control(self._source, self._html).routes() if self._is_controlled else []
+        routes += self._control.routes() if self._control is not None else []
         for path, read in PAGES:
             routes += [Route(f"{path}.json", self._page(read)), Route(path, self._page(read))]
         app = Starlette(
             routes=[*routes, Mount("/static", StaticFiles(directory=HERE / "static"))],
             exception_handlers={HTTPException: self._not_found, AtollError: self._fault, Refused: self._refused},
         )
-        return Guard(app, door, is_controlled=self._is_controlled)
+        return Guard(app, door, is_controlled=self._control is not None)
 
     async def _read(self, call: Callable[[], Any]) -> Any:
         """Return the result of a call that reads, on a thread; at most `READERS` read at one time."""
@@ -109,7 +110,8 @@ class Dashboard:
             source, run_id = self._source(path["place"]), addresses.name_in(path.get("run", ""))
             followed = self._live.of(addresses.key_of(source.number, run_id))
             lines = () if followed is None else tuple(followed.lines)
-            asked = Asked(source, run_id, path, dict(request.query_params), lines)
+            token = self._control.token_of_site(source, request) if self._control is not None else ""
+            asked = Asked(source, run_id, path, dict(request.query_params), lines, token)
             if request.url.path.endswith(".json"):
                 found = await self._read(lambda: _json(document_of(read(asked))))
                 return Response(found, media_type="application/json")
@@ -118,7 +120,7 @@ class Dashboard:
                 html: str = await self._read(lambda: self._html(self._with_control(read(asked)[1](), asked)))
                 return html
 
-            if followed is None:
+            if followed is None or token:  # a picture is for all visitors
                 return HTMLResponse(await render())
             return HTMLResponse(await self._pictures.picture(str(request.url), followed, render))
 
@@ -127,7 +129,7 @@ class Dashboard:
     def _with_control(self, page: Page, asked: Asked) -> Page:
         """Return a page of a coordinator with the link to its forms, as far as there are some."""
         source, run_id = asked.source, asked.run
-        if not (self._is_controlled and source.is_controlled):
+        if self._control is None or not source.is_controlled:
             return page
         of_members = addresses.of_members(source.number, "control")
         address = addresses.of_run(source.number, run_id, "control") if run_id else of_members
@@ -190,4 +192,4 @@ class Dashboard:
 
 
 def _json(document: Any) -> str:
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    return to_json(document, indent=2, ensure_ascii=False) + "\n"

@@ -6,15 +6,19 @@ run are kept until its next news, so ten tabs cost one rendering.
 
 import asyncio
 import json
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
+from atoll.ground.printable import printable
 from atoll.interface.deployed import DeployedRun
 from atoll.interface.errors import AtollError
 from atoll.interface.following import Event
+
+logger = logging.getLogger(__name__)
 
 FOLLOWED_MAX = 8
 """Largest number of runs that are followed at one time."""
@@ -67,6 +71,9 @@ class Followed:
                         self._note(event)
             except AtollError as error:
                 self._fail(" ".join(error.faults))
+            except Exception:  # a bug: without a word the page would count as live for ever
+                logger.exception("the news of run %s cannot be read", printable(self.run.run_id))
+                self._fail("the news of this run cannot be read: the log of the dashboard says why")
             await asyncio.sleep(AGAIN_S)
 
     def _note(self, event: Event) -> None:

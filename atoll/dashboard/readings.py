@@ -63,6 +63,8 @@ class Asked:
     query: Mapping[str, str]
     lines: Sequence[tuple[float, str]] = ()
     """The newest lines of the run's log, if it is followed."""
+    token: str = ""
+    """The token of the visitor's forms on the page of a site; empty: there are none."""
 
     def only(self, *names: str) -> dict[str, str]:
         """Return some values of the query that are not empty."""
@@ -162,7 +164,7 @@ def of_versions(asked: Asked) -> Answer:
     given = asked.only("after", "count")
 
     def make() -> Page:
-        document = here.document
+        document = here.facts
         return versions.versions(source.number, source.label, document, seen.rows, seen.next, given)
 
     return seen.rows, make
@@ -172,7 +174,7 @@ def of_policy(asked: Asked) -> Answer:
     """Return what the policy of a run has decided."""
     source, here = asked.source, asked.source.deployed(asked.run)
     rows = here.page("rounds", count=POLICY_ROUNDS, last=True).rows
-    return rows, lambda: rounds.policy(source.number, source.label, here.document, rows)
+    return rows, lambda: rounds.policy(source.number, source.label, here.facts, rows)
 
 
 def of_members(asked: Asked) -> Answer:
@@ -232,7 +234,7 @@ def of_requests(asked: Asked) -> Answer:
     """Return what was asked of a site, and its spool."""
     source, here = asked.source, asked.source.agent()
     rows, given = list(here.runs), asked.only("standing", "text")
-    return rows, lambda: agents.requests(source.number, source.label, rows, list(here.spool), given)
+    return rows, lambda: agents.requests(source.number, source.label, rows, list(here.spool), given, asked.token)
 
 
 def of_decisions(asked: Asked) -> Answer:

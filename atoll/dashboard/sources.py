@@ -100,19 +100,27 @@ class Source:
         raise AtollError(f"{self.label} is {NAMES[type(self.place)]}: an agent's state directory alone has this page")
 
     @property
+    def is_agent(self) -> bool:
+        """Whether the place is the agent of a site."""
+        return isinstance(self.place, Agent)
+
+    @property
     def is_controlled(self) -> bool:
         """Whether `controlled` returns a coordinator."""
         return isinstance(self.place, Federation) and "://" not in self.label
 
-    def controlled(self) -> Federation:
+    def controlled(self, user: str = "") -> Federation:
         """Return the coordinator whose runs and members can be changed.
+
+        Args:
+            user: the user of a proxy for whom they are changed; empty: the owner of this process.
 
         Raises:
             AtollError: the place is a database, which does not tell where its coordinator is, or none of a coordinator.
         """
         if "://" in self.label:
             raise AtollError("a database is read alone: name its coordinator's state directory, or HOST:PORT")
-        return self.federation()
+        return self.federation().acting_for(user)
 
     def deployed(self, run: str) -> DeployedRun:
         """Return a run of the coordinator; errors as `federation`."""

@@ -1,17 +1,23 @@
-"""The agent of a site, read from its state directory: what was asked of the site, and what it has decided."""
+"""The agent of a site in its state directory: what was asked of the site, and what it has decided and decides."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from atoll.interface.arguments import check_whole, folder_of
-from atoll.interface.errors import one_error
+from atoll.interface.arguments import check_text, check_whole, folder_of
+from atoll.interface.errors import AtollError, one_error
 from atoll.interface.tables import Table
 from atoll.operations import sites
+from atoll.operations.reporter import Reporter, reporting_to
+
+STANDINGS = ("", "undecided", "approved", "rejected")
+"""The standings that a run may have; empty: any."""
 
 
 class Agent:
-    """A site's agent in its state directory, which may run. Each property is read at each use; nothing is written.
+    """A site's agent in its state directory, which may run. Each property is read at each use.
+
+    Nothing is written but by `approve` and `reject`.
 
     Args:
         folder: the state directory.
@@ -30,6 +36,45 @@ class Agent:
         """The runs that have asked this site, with the decision on each, as `atoll site list --json`."""
         with one_error():
             return Table(sites.requests_at(self.folder, read_only=True))
+
+    def request(self, run_id: str) -> Mapping[str, Any]:
+        """Return one of `runs`.
+
+        Raises:
+            AtollError: it has not asked.
+        """
+        for row in self.runs:
+            if row["run"] == run_id:
+                return row
+        raise AtollError(f"run {run_id!r} has not asked here, or was forgotten")
+
+    def approve(self, run_id: str, *, terms: str = "", seen: str = "", by: str = "") -> str:
+        """Approve a run that has asked, as `atoll site approve` does, and return the decision as a sentence.
+
+        Args:
+            run_id: its id.
+            terms: the `terms` of its row, which alone are approved; empty: any.
+            seen: the `standing` of its row, which alone is changed; empty: any.
+            by: the person for whom this process decides, for the log of decisions; empty: its user.
+
+        Raises:
+            AtollError: the run has not asked, asks on other terms, or was decided about since.
+        """
+        return self._decided(run_id, "approved", terms, seen, by)
+
+    def reject(self, run_id: str, *, seen: str = "", by: str = "") -> str:
+        """Reject a run that has asked, whatever its terms, as `atoll site reject` does; otherwise as `approve`."""
+        return self._decided(run_id, "rejected", "", seen, by)
+
+    def _decided(self, run_id: str, standing: str, terms: str, seen: str, by: str) -> str:
+        for name, value in {"run_id": run_id, "terms": terms, "seen": seen, "by": by}.items():
+            check_text(name, value)
+        if seen not in STANDINGS:
+            raise AtollError(f"seen: got {seen!r}; allowed: {', '.join(STANDINGS[1:])}")
+        notes = list[str]()
+        with one_error(), reporting_to(Reporter(notes.append)), sites.opened_requests(self.folder) as history:
+            found = sites.decide(history, run_id, standing, terms=terms, seen=seen, by=by)
+        return "; ".join([sites.decision_in_words(found), *notes])
 
     @property
     def peers(self) -> Table:

@@ -12,7 +12,7 @@ from atoll.interface.following import Event, async_events, events
 from atoll.interface.overrides import overrides_of, plain_of
 from atoll.interface.tables import Page, Table, of_sites
 from atoll.interface.tasks import reference_of
-from atoll.operations.place import HERE, STATE, Named, asking, is_elsewhere
+from atoll.operations.place import HERE, STATE, Named, acting_for, asking, is_elsewhere
 from atoll.protocol.json_values import flat
 from atoll.protocol.paging import ALL, COUNT_MAX, FILTERS, Paging
 from atoll.task.array_task import ArrayTask
@@ -68,11 +68,36 @@ def connect(
     return Federation(folder, named=Named())
 
 
+def in_database(url: str) -> "Federation":
+    """Return the federation of a coordinator that is read from its database, wherever its state directory is.
+
+    Args:
+        url: the URL of the PostgreSQL database.
+
+    Raises:
+        AtollError: it is no such URL.
+    """
+    from atoll.operations.views import checked_url
+    from atoll.protocol.secrets import without_password
+
+    with one_error():
+        return Federation(Path(without_password(url)), checked_url(url, "place"), named=HERE)  # there is no such folder
+
+
 class Federation:
     """The runs and the members of a coordinator; `connect` returns one."""
 
-    def __init__(self, state: Path, database: str = "", *, named: Named | None = None) -> None:
-        self._state, self._database, self._named = state, database, named
+    def __init__(self, state: Path, database: str = "", *, named: Named | None = None, user: str = "") -> None:
+        self._state, self._database, self._named, self._user = state, database, named, user
+
+    def acting_for(self, user: str) -> "Federation":
+        """Return the same federation, whose changes name a user in the audit log beside the caller, whose rights count.
+
+        Args:
+            user: the name; empty: none.
+        """
+        check_text("user", user)
+        return Federation(self._state, self._database, named=self._named, user=user)
 
     @property
     def runs(self) -> Table:
@@ -84,7 +109,7 @@ class Federation:
         """The members with role, standing and the end of the certificate, as `atoll client members --json`."""
         from atoll.operations.members import members_of
 
-        return Table(self._answer(lambda: members_of(self._state)))
+        return Table(self._answer(lambda: members_of(self._state, self._database)))
 
     def known_run(self, run_id: str) -> "DeployedRun":
         """Return a run by its id, without asking whether there is one: what is read of it says so."""
@@ -98,7 +123,7 @@ class Federation:
             AtollError: there is no such run; the message says which there are.
         """
         check_text("name", name)
-        found = self._view("runs") if not name else [self._view("run", run=name)["document"]]
+        found = self._view("runs") if not name else [self._view("run", run=name, paging=Paging(bare=True))["document"]]
         if not found:
             raise AtollError(f"{self._state} has no run yet")
         return DeployedRun(self, str(found[-1]["run"]))
@@ -144,6 +169,7 @@ class Federation:
             with one_error():
                 overrides = overrides_of(set)
             _, number = self._answer(lambda: collect(str(what), self._state, overrides, deadline))
+        self._check_folder("results of statistics")
         found: Mapping[str, Any] = self._view("statistics", number=number)
         return found
 
@@ -182,6 +208,7 @@ class Federation:
             with opened_log(self._state) as source:
                 return newest_events(source, count, action=action, actor=actor, before=before)
 
+        self._check_folder("an audit log")
         return self._answer(read)
 
     def audit_verdict(self) -> Mapping[str, Any]:
@@ -192,6 +219,7 @@ class Federation:
             with opened_log(self._state) as source:
                 return verified_log(source)[1]
 
+        self._check_folder("an audit log")
         return self._answer(read)
 
     def invite(self, name: str, *, role: str = "client", hours: float = 24.0) -> str:
@@ -212,6 +240,13 @@ class Federation:
         of = _role(role)
         self._answer(lambda: revoke_member(self._state, of, name))
 
+    def _check_folder(self, what: str) -> None:
+        """Check that the state directory, whose files have something, is known; raises AtollError."""
+        if self._database and not self._state.exists():
+            raise AtollError(
+                f"a database does not have {what}: name its coordinator's state directory, or HOST:PORT of it"
+            )
+
     def _view(self, view: str, *, run: str = "", number: int = 0, paging: Paging = ALL) -> Any:
         from atoll.operations.views import read_view
 
@@ -222,7 +257,7 @@ class Federation:
         """Return the answer of a call, on another thread: this one may run an asyncio loop."""
 
         def answer() -> Answer:
-            with asking(self._named):
+            with asking(self._named), acting_for(self._user):
                 return call()
 
         with ThreadPoolExecutor(1) as thread, one_error():
@@ -258,6 +293,12 @@ class DeployedRun:
         found: Mapping[str, Any] = self._view("run")["document"]
         return found
 
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """`document` without the metrics, for which every evaluation is read."""
+        found: Mapping[str, Any] = self._bare()["document"]
+        return found
+
     def shown(self) -> tuple[Mapping[str, Any], str]:
         """Return `document` and `settings`, read once."""
         found = self._view("run")
@@ -266,22 +307,22 @@ class DeployedRun:
     @property
     def state(self) -> str:
         """The state of the run, such as running, paused, finished."""
-        return str(self.document["state"])
+        return str(self.facts["state"])
 
     @property
     def cause(self) -> str:
         """The cause of its state."""
-        return str(self.document["cause"])
+        return str(self.facts["cause"])
 
     @property
     def version(self) -> int:
         """The version of the global model."""
-        return int(self.document["version"])
+        return int(self.facts["version"])
 
     @property
     def settings(self) -> str:
         """The settings of the run, as TOML."""
-        return str(self._view("run")["toml"])
+        return str(self._bare()["toml"])
 
     @property
     def rounds(self) -> Table:
@@ -355,7 +396,7 @@ class DeployedRun:
     @property
     def privacy(self) -> Mapping[str, Any] | None:
         """The guarantee so far with its `sentence`, `epsilon` and `epsilon_max`; None: the run has no privacy."""
-        found: Mapping[str, Any] | None = self.document.get("privacy")
+        found: Mapping[str, Any] | None = self.facts.get("privacy")
         return found
 
     def round(self, number: int = 0) -> "DeployedRound":
@@ -487,6 +528,9 @@ class DeployedRun:
 
         return sentence_of(self._federation._answer(call))
 
+    def _bare(self) -> Any:
+        return self._view("run", paging=Paging(bare=True))
+
     def _view(self, view: str, *, number: int = 0, paging: Paging = ALL) -> Any:
         return self._federation._view(view, run=self.run_id, number=number, paging=paging)
 
@@ -504,7 +548,7 @@ class DeployedRun:
         return f"DeployedRun({self.run_id!r})"
 
     def _repr_html_(self) -> str:
-        found = self.document
+        found = self.facts
         cause = f": {found['cause']}" if found["cause"] else ""
         exchanges = found.get("exchanges")
         at = f"version {found['version']} of {found['rounds']}" if exchanges is None else f"exchange {exchanges}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from atoll.interface.agents import Agent
 from atoll.interface.arguments import folder_of
-from atoll.interface.deployed import Federation, connect
+from atoll.interface.deployed import Federation, connect, in_database
 from atoll.interface.errors import AtollError, one_error
 from atoll.interface.simulated import SimulatedRun
 from atoll.operations.place import STATE, credential_folder, is_elsewhere
@@ -96,7 +96,7 @@ def place(where: str) -> Place:
     from atoll.protocol.identity.join_code import is_address
 
     if "://" in where:
-        return connect(database=where)
+        return in_database(where)
     folder = folder_of("place", where)
     if not folder.is_dir():
         if is_address(where):

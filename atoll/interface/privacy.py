@@ -94,8 +94,8 @@ def privacy_plan(
     Raises:
         AtollError: the arguments or the simulation's settings have faults, with all of them; or the task's code fails.
     """
-    from atoll.operations import privacy_plan as operation
     from atoll.operations.faults import CommandError
+    from atoll.operations.privacy import plan as operation
 
     given = {"delta": delta, "epsilon": epsilon, "noise_multiplier": noise_multiplier, "unit": unit, **numbers}
     allowed = [name for name in PrivacyPlanRequest.__dataclass_fields__ if name != "overrides"]
@@ -119,7 +119,7 @@ def _with_preview(
     from atoll.interface.simulated import in_this_process
     from atoll.interface.tasks import named, refuse_within_a_load
     from atoll.interface.turns import in_turn, threads_kept
-    from atoll.operations import privacy_plan as operation
+    from atoll.operations.privacy import plan as operation
     from atoll.operations.reporter import Reporter, reporting_to
 
     refuse_within_a_load()

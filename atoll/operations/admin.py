@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from atoll.operations.faults import CommandError, without_frames
-from atoll.operations.place import STATE, credential_folder, is_elsewhere, named_here
+from atoll.operations.place import STATE, credential_folder, is_elsewhere, named_here, user_here
 from atoll.operations.reporter import note, waiting_for
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import services as rpc
@@ -298,7 +298,7 @@ def collect_statistics(state: Path, config_toml: str, deadline_s: float, longer_
         deadline_s: seconds in which sites may answer.
         longer_s: seconds that a secure sum may take after that.
     """
-    request = pb.CollectStatisticsRequest(config_toml=config_toml, deadline_s=deadline_s)
+    request = pb.CollectStatisticsRequest(config_toml=config_toml, deadline_s=deadline_s, on_behalf_of=user_here())
     timeout = TIMEOUT_S + deadline_s + longer_s
     reply: pb.CollectStatisticsReply = ask(state, lambda admin: admin.CollectStatistics(request, timeout=timeout))
     return reply.number
@@ -306,14 +306,14 @@ def collect_statistics(state: Path, config_toml: str, deadline_s: float, longer_
 
 def stop(state: Path, run_id: str, reason: str) -> pb.RunReply:
     """Stop a run, for a reason that its record keeps."""
-    request = pb.StopRunRequest(run_id=run_id, reason=reason)
+    request = pb.StopRunRequest(run_id=run_id, reason=reason, on_behalf_of=user_here())
     reply: pb.RunReply = ask(state, lambda admin: admin.StopRun(request, timeout=TIMEOUT_S))
     return reply
 
 
 def pause(state: Path, run_id: str, reason: str) -> pb.RunReply:
     """Pause a run before its next round."""
-    request = pb.PauseRunRequest(run_id=run_id, reason=reason)
+    request = pb.PauseRunRequest(run_id=run_id, reason=reason, on_behalf_of=user_here())
     reply: pb.RunReply = ask(state, lambda admin: admin.PauseRun(request, timeout=TIMEOUT_S))
     return reply
 
@@ -327,7 +327,7 @@ def delete(state: Path, run_id: str) -> pb.RunReply:
 
 def resume(state: Path, run_id: str, overrides: Sequence[str] = ()) -> pb.RunReply:
     """Continue a paused run, or reopen an ended one, with changed settings (`key=value`) if there are some."""
-    request = pb.ResumeRunRequest(run_id=run_id, overrides=overrides)
+    request = pb.ResumeRunRequest(run_id=run_id, overrides=overrides, on_behalf_of=user_here())
     reply: pb.RunReply = ask(state, lambda admin: admin.ResumeRun(request, timeout=TIMEOUT_S))
     return reply
 
@@ -339,7 +339,7 @@ def invite(state: Path, role: Role, name: str, lifetime_s: float) -> pb.InviteRe
         CommandError: no member can have this name or role, whatever coordinator answers; otherwise as `ask`.
     """
     check_member(role, name)
-    request = pb.InviteRequest(role=role, name=name, lifetime_s=lifetime_s)
+    request = pb.InviteRequest(role=role, name=name, lifetime_s=lifetime_s, on_behalf_of=user_here())
     reply: pb.InviteReply = ask(state, lambda admin: admin.Invite(request, timeout=TIMEOUT_S), patience_s=STARTING_S)
     return reply
 
@@ -347,7 +347,7 @@ def invite(state: Path, role: Role, name: str, lifetime_s: float) -> pb.InviteRe
 def revoke(state: Path, role: Role, name: str) -> None:
     """Revoke the certificates and join codes of a name; raises as `invite`."""
     check_member(role, name)
-    request = pb.RevokeRequest(role=role, name=name)
+    request = pb.RevokeRequest(role=role, name=name, on_behalf_of=user_here())
     ask(state, lambda admin: admin.Revoke(request, timeout=MEMBERS_TIMEOUT_S))
 
 

@@ -1,6 +1,6 @@
 """The audit log of a coordinator, or the log of a site's decisions: its newest events, its checkpoint, its proof."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +70,7 @@ def newest_events(source: "Source", count: int, *, action: str = "", actor: str 
         source: the log.
         count: the largest number of events.
         action: the action of the events, or a part of it up to a dot; empty: any.
-        actor: the actor of the events; empty: any.
+        actor: the actor of the events, or the user for whom one has acted; empty: any.
         before: the number of the line before which the events lie; 0: at the end.
     """
     from atoll.server.audit.reading import last_checkpoint, last_events
@@ -121,6 +121,7 @@ def event_of(line: "Line") -> Document:
     """Return the event of a line in plain values."""
     event = line.event
     assert event is not None
+    user = {"on_behalf_of": event.on_behalf_of} if event.on_behalf_of else {}
     return {
         "seq": line.seq,
         "time": event.time,
@@ -130,7 +131,14 @@ def event_of(line: "Line") -> Document:
         "object": event.object,
         "outcome": event.outcome,
         "digests": dict(event.digests),
+        **user,
     }
+
+
+def actor_in_words(event: Mapping[str, Any]) -> str:
+    """Return the actor of an event, and the user for whom it has acted if it has named one."""
+    user = event.get("on_behalf_of")
+    return f"{event['actor']} for {user}" if user else str(event["actor"])
 
 
 def soundness(num_faults: int, first: int | None) -> str:

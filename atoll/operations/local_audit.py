@@ -84,7 +84,7 @@ def record_local_action(
     return True
 
 
-def record_at_site(state: Path, action: str, run: str, outcome: str) -> None:
+def record_at_site(state: Path, action: str, run: str, outcome: str, user: str = "") -> None:
     """Append a person's decision about a run to a site's log of decisions, with the operating system's user as actor.
 
     Args:
@@ -92,6 +92,7 @@ def record_at_site(state: Path, action: str, run: str, outcome: str) -> None:
         action: `site.approved`, `site.rejected` or `site.forgotten`.
         run: the run's id.
         outcome: the terms of the decision.
+        user: the person for whom the user of this process has decided; empty: that user.
     """
     from atoll.client.policy.decisions import NAME
     from atoll.protocol.audit.chain import Event, instant
@@ -101,7 +102,8 @@ def record_at_site(state: Path, action: str, run: str, outcome: str) -> None:
         with waiting_for(f"the lock of {state / NAME}", "until its holder has written its events"):
             files = AuditFiles(state / NAME, time.time, writer="agent")
             try:
-                files.append([Event(instant(time.time()), os_user(), "local", action, run, outcome)], sign=True)
+                event = Event(instant(time.time()), os_user(), "local", action, run, outcome, on_behalf_of=user)
+                files.append([event], sign=True)
             finally:
                 files.close()
     except OSError as error:

@@ -13,8 +13,12 @@ from atoll.operations.views import reading
 from atoll.protocol.identity.names import Role
 
 
-def members_of(state: Path) -> list[dict[str, Any]]:
+def members_of(state: Path, database: str = "") -> list[dict[str, Any]]:
     """Return the members that the coordinator lists or, where none listens, those that the state directory has.
+
+    Args:
+        state: the state directory.
+        database: the URL of its database, if the directory may be on another machine; empty: the directory's.
 
     Raises:
         CommandError: the coordinator refuses, or does not answer.
@@ -23,7 +27,7 @@ def members_of(state: Path) -> list[dict[str, Any]]:
     from atoll.server.identity.roster import stored_members
     from atoll.server.identity.setup import AUTHORITY, identity_folder
 
-    if is_elsewhere(state) or admin.is_listening(state):
+    if (not database and is_elsewhere(state)) or admin.is_listening(state):
         try:
             return [
                 _row(row.role, row.name, row.standing, row.since, row.expires_at or None)
@@ -33,8 +37,8 @@ def members_of(state: Path) -> list[dict[str, Any]]:
             is_away = isinstance(error, admin.NoAnswer) and not isinstance(error, admin.NotTrusted)
             if is_elsewhere(state) or not admin.has_ended(state, admin.STOPPING_S if is_away else 0.0):
                 raise
-    with reading(state):
-        stored = stored_members(state, identity_folder(state) / AUTHORITY)
+    with reading(state, database):
+        stored = stored_members(state, identity_folder(state) / AUTHORITY, database)
     note(f"no coordinator listens at {state}: these are the members in its database; none can be connected now")
     return [
         _row(found.identity.role, found.identity.name, found.standing, found.since, found.expires_at)

@@ -46,6 +46,24 @@ def asking(named: Named | None) -> Iterator[None]:
         _named.reset(token)
 
 
+_user: ContextVar[str] = ContextVar("user", default="")
+
+
+@contextmanager
+def acting_for(user: str) -> Iterator[None]:
+    """Name the user for whom all changes in the block are made, for the audit log; empty: the caller itself."""
+    token = _user.set(user)
+    try:
+        yield
+    finally:
+        _user.reset(token)
+
+
+def user_here() -> str:
+    """Return the user for whom a change is made; empty: the caller itself."""
+    return _user.get()
+
+
 def named_here() -> Named | None:
     """Return the coordinator elsewhere that a program has named; None: it has named none."""
     named = _named.get()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.operations.place import is_elsewhere
+from atoll.protocol.paging import Paging
 
 if TYPE_CHECKING:
     from atoll.protocol.atoll_pb2 import RunReply
@@ -68,7 +69,7 @@ def collect_again(run: str, state: Path, database: str, deadline: float) -> int:
     from atoll.protocol.settings import load_text
     from atoll.server.config.run import RunFile
 
-    toml = read_view("run", state, database, run=run)["toml"]
+    toml = read_view("run", state, database, run=run, paging=Paging(bare=True))["toml"]
     return _collected(state, load_text(RunFile, toml, name=f"the run {run}").run, deadline)
 
 

@@ -1,19 +1,28 @@
-"""A site's records in the state directory of its agent: requests, decisions, spool, budgets, peers. Read only."""
+"""A site's records in the state directory of its agent: requests, decisions, spool, budgets, peers.
 
+They are read alone, but for the decision of a person on a run that has asked.
+"""
+
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll.ground.printable import instead_of, printable
 from atoll.operations.faults import CommandError
 from atoll.operations.reporter import waiting_for
+from atoll.protocol.run_names import RunNotNamed, only_named
 
 if TYPE_CHECKING:
     from atoll.client.policy.history import PolicyHistory, RunTerms
     from atoll.server.audit.reading import Source
 
 Document = dict[str, Any]
+
+SHOWN_MAX = 80
+"""Characters of the operator's terms that a message quotes."""
 
 
 def agent_folder(state: Path | None) -> Path:
@@ -76,6 +85,74 @@ def in_plain_values(terms: "RunTerms") -> Document:
         "asked_at": terms.asked_at,
         "decided_at": terms.decided_at,
     }
+
+
+def run_asked(history: "PolicyHistory", run: str) -> str:
+    """Return the id of a run that has asked, which is named by its id or, if only one has that name, by its name.
+
+    Raises:
+        CommandError: no such run has asked here, or several have.
+    """
+    known = [terms.run_id for terms in history.runs()]
+    try:
+        return only_named(run, ((run_id, run_id.rpartition("-")[0]) for run_id in known))
+    except RunNotNamed as error:
+        several = any(run_id.rpartition("-")[0] == run for run_id in known)
+        fault = str(error) if several else f"run {run!r} has not asked here{instead_of(run, known)}"
+        raise CommandError(fault) from None
+
+
+def decide(
+    history: "PolicyHistory", run_id: str, standing: str, *, terms: str = "", seen: str = "", by: str = ""
+) -> Document:
+    """Approve or reject a run that has asked a site, and write the decision to the site's log; return its terms.
+
+    The actor of the log is the operating system's user of this process.
+
+    Args:
+        history: the agent's record of the runs; its agent may run.
+        run_id: the run.
+        standing: `approved` or `rejected`.
+        terms: the fingerprint of the terms that the person has seen; empty: any.
+        seen: the standing that the person has seen; empty: any.
+        by: the person, where the user of this process acts for others; empty: the user.
+
+    Raises:
+        CommandError: the run has not asked, asks on other terms, or was decided about since.
+    """
+    from atoll.client.policy.decide import Standing
+    from atoll.client.policy.history import DecidedMeanwhile, NoSuchRun, OtherTerms
+    from atoll.operations.local_audit import record_at_site
+
+    standing_seen = Standing(seen) if seen else None
+    try:
+        found = history.decided(run_id, Standing(standing), time.time(), fingerprint=terms, seen=standing_seen)
+    except NoSuchRun:
+        raise CommandError(f"run {run_id!r} has not asked here, or was forgotten: nothing is {standing}") from None
+    except OtherTerms:
+        what = f"run {run_id} does not ask on the terms {terms[:SHOWN_MAX]!r}: nothing is {standing}"
+        raise CommandError(what, "`atoll site list` shows its present terms") from None
+    except DecidedMeanwhile as error:
+        now = f"it is {error.terms.standing} now, and was {seen} when you looked"
+        raise CommandError(f"run {run_id} has changed meanwhile: {now}; nothing is {standing}") from None
+    record_at_site(history.path.parent, f"site.{standing}", run_id, f"terms {found.fingerprint}", printable(by))
+    return in_plain_values(found)
+
+
+def decision_in_words(terms: Document) -> str:
+    """Return a decision as a sentence, with the terms that it covers; `terms` are as `decide` returns them."""
+    training = f"{terms['algorithm']}, codec {codec_of(terms)}" if terms["algorithm"] else "evaluations"
+    metrics = f"metrics {terms['metrics']}"
+    if terms["metrics"].startswith("statistics "):
+        training, metrics = "statistics of its data", terms["metrics"].removeprefix("statistics ")
+    metrics += ", in secure sums" if terms["secure"] else ""
+    covered = f"task {terms['task']} with {training}, {metrics}, local = {terms['local']}"
+    return f"run {terms['run']} is {terms['standing']}, for {covered}"
+
+
+def codec_of(terms: Document) -> str:
+    """Return the codec as a person reads it; `-` for a run that has only asked for evaluations, and sends no update."""
+    return (terms["codec"] or "plain") if terms["algorithm"] else "-"
 
 
 def budgets_at(folder: Path, policy: Path | None = None, *, read_only: bool = False) -> Document:

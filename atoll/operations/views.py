@@ -95,13 +95,9 @@ def open_history(state: Path, database: str = "") -> "Iterator[History]":
         CommandError: a wrong URL, or no such run or round; the message says which ones exist.
         OSError: the state directory is missing, damaged, or of a newer version of Atoll.
     """
-    from atoll.server.config.database_url import check_url
     from atoll.server.views.history import History
 
-    try:
-        url = check_url(database)
-    except ValueError as error:
-        raise CommandError(f"--database: got {without_password(database)!r}: {error}") from error
+    url = checked_url(database)
     try:
         with reading(state, url):
             history = History(state, url)
@@ -110,3 +106,21 @@ def open_history(state: Path, database: str = "") -> "Iterator[History]":
         if type(error) is not LookupError:
             raise  # a KeyError or an IndexError is a bug of Atoll's
         raise CommandError(*str(error).splitlines()) from error
+
+
+def checked_url(database: str, what: str = "--database") -> str:
+    """Return the URL of a PostgreSQL database; empty: none is named.
+
+    Args:
+        database: the URL.
+        what: the argument that has it.
+
+    Raises:
+        CommandError: it is none; the message has no password.
+    """
+    from atoll.server.config.database_url import check_url
+
+    try:
+        return check_url(database)
+    except ValueError as error:
+        raise CommandError(f"{what}: got {without_password(database)!r}: {error}") from error

@@ -18,6 +18,7 @@ from atoll.client.disk.spool import plain_name
 from atoll.ground.durable import naming_full_disk
 from atoll.ground.folders import sync_folder
 from atoll.ground.noise.key import BYTES, key_of
+from atoll.ground.process import crash_points
 from atoll.protocol.identity.credential import write_private
 from atoll.protocol.vocabulary import RoundId, RunId
 
@@ -51,6 +52,7 @@ class FreshBytes:
         with naming_full_disk(path):
             write_private(path, json.dumps({"content": content, "bytes": found.hex()}).encode())
             sync_folder(self._folder)
+        crash_points.reached("agent.noise_kept")
         return found
 
     def name_of(self, run_id: RunId, round_id: RoundId, content: str) -> str:
@@ -67,6 +69,7 @@ class FreshBytes:
         self._path(run_id, round_id).unlink(missing_ok=True)
         if self._folder.is_dir():
             sync_folder(self._folder)
+        crash_points.reached("agent.noise_forgotten")
 
     def forget_run(self, run_id: RunId) -> None:
         """Delete the bytes of a run that has ended. Raises OSError: they cannot be deleted."""

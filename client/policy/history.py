@@ -13,7 +13,17 @@ from pathlib import Path
 from atoll.client.policy.database import BUSY_S, NAME, HistoryUnusable, PolicyDatabase
 from atoll.client.policy.decide import COUNTED, History, Kind, PolicyRequest, Standing
 
-__all__ = ["BUSY_S", "NAME", "RUNS_MAX", "HistoryUnusable", "NoSuchRun", "OtherTerms", "PolicyHistory", "RunTerms"]
+__all__ = [
+    "BUSY_S",
+    "NAME",
+    "RUNS_MAX",
+    "DecidedMeanwhile",
+    "HistoryUnusable",
+    "NoSuchRun",
+    "OtherTerms",
+    "PolicyHistory",
+    "RunTerms",
+]
 
 RUNS_MAX = 1000
 """Number of undecided runs that are remembered; the oldest beyond it are forgotten."""
@@ -34,6 +44,18 @@ class NoSuchRun(LookupError):
 
 class OtherTerms(LookupError):
     """Error: the run's terms have changed since the operator looked at them."""
+
+
+class DecidedMeanwhile(LookupError):
+    """Error: the run was decided about since the operator looked at it.
+
+    Args:
+        terms: the run as it is now.
+    """
+
+    def __init__(self, terms: "RunTerms") -> None:
+        super().__init__(terms.run_id)
+        self.terms = terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +189,9 @@ class PolicyHistory:
             rows = self.database.execute("SELECT * FROM runs ORDER BY asked_at, run_id").fetchall()
         return [_terms(row) for row in rows]
 
-    def decided(self, run_id: str, standing: Standing, at: float, *, fingerprint: str = "") -> RunTerms:
+    def decided(
+        self, run_id: str, standing: Standing, at: float, *, fingerprint: str = "", seen: Standing | None = None
+    ) -> RunTerms:
         """Approve or reject a run, on its latest terms.
 
         Args:
@@ -175,10 +199,12 @@ class PolicyHistory:
             standing: the operator's decision.
             at: seconds since the epoch.
             fingerprint: the fingerprint of the terms that the operator saw; empty: any.
+            seen: the decision that the operator saw; None: any.
 
         Raises:
             NoSuchRun: the run has never asked.
             OtherTerms: the run's terms differ from the fingerprint's.
+            DecidedMeanwhile: the run's standing differs from `seen`.
         """
         with self.database.faults(), self.database.transaction():
             terms = self._run(run_id)
@@ -186,6 +212,8 @@ class PolicyHistory:
                 raise NoSuchRun(run_id)
             if fingerprint not in ("", terms.fingerprint):
                 raise OtherTerms(run_id)
+            if seen not in (None, terms.standing):
+                raise DecidedMeanwhile(terms)
             change = "UPDATE runs SET standing = ?, decided_at = ? WHERE run_id = ?"
             self.database.execute(change, (standing, at, run_id))
             return replace(terms, standing=standing, decided_at=at)

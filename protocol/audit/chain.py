@@ -37,6 +37,8 @@ EVENTS_MAX = 256
 LINE_BYTES_MAX = 32 * 1024
 TEXT_MAX = 200
 """Largest length of each string of an event [characters]; longer ones are truncated."""
+USER_MAX = 80
+"""Largest length of the name of a user for whom an actor acts [characters]."""
 DIGESTS_MAX = 4
 
 GENESIS = "0" * 64
@@ -48,6 +50,7 @@ ARCHIVED = "archived"
 """Name of the digest of an `ARCHIVE` event that holds the hash of the last archived line."""
 
 _EVENT_KEYS = frozenset({"action", "actor", "digests", "object", "outcome", "prev", "role", "seq", "time"})
+_USER = "on_behalf_of"
 _CHECKPOINT_KEYS = frozenset({"key", "prev", "seq", "signature", "time"})
 _HEX = {length: re.compile(f"[0-9a-f]{{{length}}}") for length in (64, 128)}
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
@@ -71,6 +74,8 @@ class Event:
     object: str
     outcome: str
     digests: Mapping[str, str] = field(default_factory=dict)
+    on_behalf_of: str = ""
+    """User for whom the actor says that it acts; empty: for itself, and the line has no such key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +158,14 @@ def instant(at: float) -> str:
 
 
 def event_line(event: Event, head: Head) -> tuple[bytes, Head]:
-    """Return the line of an event, line end included, and the head after it; strings are truncated to TEXT_MAX."""
+    """Return the line of an event, line end included, and the head after it; strings are truncated to TEXT_MAX.
+
+    The name of a user is truncated to USER_MAX.
+    """
     digests = {_cut(name): _cut(event.digests[name]) for name in list(event.digests)[:DIGESTS_MAX]}
     texts = {name: _cut(getattr(event, name)) for name in ("actor", "role", "action", "object", "outcome")}
+    if event.on_behalf_of:
+        texts[_USER] = _cut(event.on_behalf_of, USER_MAX)
     line = _encode({**texts, "digests": digests, "time": event.time, "prev": head.digest, "seq": head.seq}).encode()
     return line + b"\n", Head(head.seq + 1, _hash(head.digest, line), head.unsigned + 1)
 
@@ -179,7 +189,8 @@ def read_line(data: bytes) -> Line:
     content = data[:-1]
     fields = _parse_canonical(content)
     keys = frozenset(fields)
-    if keys not in (_EVENT_KEYS, _CHECKPOINT_KEYS) or type(fields["seq"]) is not int or fields["seq"] < 0:
+    is_event = keys - {_USER} == _EVENT_KEYS
+    if not (is_event or keys == _CHECKPOINT_KEYS) or type(fields["seq"]) is not int or fields["seq"] < 0:
         raise LineFault("neither an event nor a checkpoint")
     _check_hex(fields, "prev", 64)
     _check_time(fields["time"])
@@ -202,10 +213,13 @@ def _parse_canonical(content: bytes) -> dict[str, Any]:
 
 def _read_event(fields: Mapping[str, Any]) -> Event:
     """Read the event from a line's fields; all of its values are strings."""
-    texts = {name: fields[name] for name in ("time", "actor", "role", "action", "object", "outcome")}
+    names = ("time", "actor", "role", "action", "object", "outcome", *([_USER] if _USER in fields else []))
+    texts = {name: fields[name] for name in names}
     digests = fields["digests"]
     if type(digests) is not dict or not all(type(text) is str for text in (*texts.values(), *digests.values())):
         raise LineFault("a value of its event is not a string")
+    if texts.get(_USER) == "":
+        raise LineFault("it names no user, with the key of one")
     return Event(digests=digests, **texts)
 
 
@@ -224,8 +238,8 @@ def _hash(prev: str, line: bytes) -> str:
     return hashlib.sha256(bytes.fromhex(prev) + line).hexdigest()
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 3] + "..."
+def _cut(text: str, most: int = TEXT_MAX) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _check_hex(fields: Mapping[str, Any], name: str, length: int) -> None:

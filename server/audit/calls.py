@@ -6,10 +6,13 @@ rights cannot fill the log. The interceptor runs before all others, so it also r
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
+from atoll.ground.printable import printable
+from atoll.protocol.audit.chain import USER_MAX
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import AuditLog, Caller, acting
 from atoll.server.transport.interceptor import Context, Interceptor, code_of
@@ -43,7 +46,7 @@ class CallAudit(Interceptor):
 
     @asynccontextmanager
     async def _audited(self, method: str, request: Any, context: Context) -> AsyncIterator[None]:
-        caller, has_ended = caller_of(context), False
+        caller, has_ended = replace(caller_of(context), on_behalf_of=_user_of(request)), False
         try:
             if method.startswith(ADMIN):
                 with acting(caller):
@@ -75,6 +78,11 @@ def caller_of(context: Context) -> Caller:
     if peer is not None:
         return Caller(peer.identity.name, peer.identity.role)
     return Caller(context.peer().rpartition(":")[0], "anonymous")
+
+
+def _user_of(request: Any) -> str:
+    """Return the user for whom a caller says that it acts, on one line, of which the log has the first `USER_MAX`."""
+    return printable(str(getattr(request, "on_behalf_of", ""))[: USER_MAX + 1])
 
 
 def _object_of(request: Any) -> str:

@@ -42,6 +42,8 @@ class Caller:
 
     name: str
     role: str
+    on_behalf_of: str = ""
+    """User for whom the caller says that it acts; empty: for itself. It proves nothing."""
 
 
 COORDINATOR = Caller("coordinator", "coordinator")
@@ -123,6 +125,7 @@ class AuditLog:
             object=object_,
             outcome=outcome,
             digests=digests,
+            on_behalf_of=by.on_behalf_of,
         )
         self._queue.put(event)
 

@@ -133,7 +133,7 @@ def last_events(source: Source, count: int, *, action: str = "", actor: str = ""
         source: the log.
         count: the largest number.
         action: the action.
-        actor: the actor.
+        actor: the actor, or the user for whom one acts.
         before: the number of the line before which they lie; 0: at the end.
     """
     lines = (line for line in newest_first(source, before) if line.event is not None)
@@ -143,7 +143,7 @@ def last_events(source: Source, count: int, *, action: str = "", actor: str = ""
 def _is_wanted(line: Line, action: str, actor: str) -> bool:
     assert line.event is not None
     is_action = not action or line.event.action == action or line.event.action.startswith(f"{action}.")
-    return is_action and (not actor or line.event.actor == actor)
+    return is_action and (not actor or actor in (line.event.actor, line.event.on_behalf_of))
 
 
 def between(source: Source, since: str, until: str) -> Iterator[bytes]:

@@ -25,7 +25,7 @@ from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.schedule import ScheduleConfig, faults_of_optimizer, optimizer_at
 from atoll.server.config.secure import SecureConfig
 from atoll.server.exchanges.rules import ExchangeRules
-from atoll.server.rounds.oort_pacer import PACER_WINDOW
+from atoll.server.members.oort_pacer import PACER_WINDOW
 from atoll.server.rounds.policy import Seconds, SecondsOrNone, StragglerPolicy
 from atoll.server.rounds.privacy_rules import PrivacyRules
 from atoll.server.rounds.run_rules import RunRules, Source, WaitRules

@@ -18,7 +18,7 @@ from atoll.protocol.vocabulary import CloseReason, Digest, Fate, RoundId
 from atoll.server.exchanges.call import Call
 from atoll.server.exchanges.events import ExchangeAsked, Message
 from atoll.server.exchanges.rules import ExchangeRules
-from atoll.server.rounds.invariants import Violation
+from atoll.server.invariants import Violation
 
 FILES_LOST = "files_lost"
 """Reason of a message whose content or reply was lost on the coordinator's disk."""

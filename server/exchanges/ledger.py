@@ -15,7 +15,7 @@ from atoll.server.exchanges.exchange import Exchange, Sent, Settled
 from atoll.server.exchanges.nodes import Nodes
 from atoll.server.exchanges.repetition import Look, Pull, Repetition
 from atoll.server.exchanges.rules import ExchangeRules
-from atoll.server.rounds.invariants import Violation
+from atoll.server.invariants import Violation
 
 
 @dataclass(slots=True)

@@ -43,6 +43,7 @@ from atoll.server.exchanges.events import (
 )
 from atoll.server.exchanges.exchange import FILES_LOST, Settled, end
 from atoll.server.exchanges.repetition import Diverged, Forgotten, Held, Pull, Repetition
+from atoll.server.invariants import Violation
 from atoll.server.rounds.events import (
     ClientDisconnected,
     ClientFailed,
@@ -61,7 +62,6 @@ from atoll.server.rounds.events import (
     UpdateRefused,
     UploadBegun,
 )
-from atoll.server.rounds.invariants import Violation
 
 ANOTHER = "the server program is not deterministic: its code changed, or it sends a clock reading or unseeded numbers"
 

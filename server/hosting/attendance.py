@@ -18,11 +18,11 @@ from atoll.server.config.process import CoordinatorConfig
 from atoll.server.hosting import messages
 from atoll.server.hosting.control_streams import CLIENT_ENDED, Connection, Hub
 from atoll.server.hosting.hosted_run import HostedRun, may_join
+from atoll.server.members.leases import Leases
 from atoll.server.names.places import CLIENT, Places
 from atoll.server.names.presence import Present
 from atoll.server.ranks.registry import Ranks
 from atoll.server.rounds.events import ClientDisconnected, ClientJoined, ClientLost
-from atoll.server.rounds.leases import Leases
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.vocabulary import ClientId
+from atoll.server.members.member import Profile
 from atoll.server.names.conflicts import UNKNOWN, Claimant
-from atoll.server.rounds.events import Profile
 
 OUTBOX_MAX = 256
 """Number of messages that may wait for one client; a client that does not read loses its connection and reconnects."""

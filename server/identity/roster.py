@@ -14,12 +14,13 @@ from atoll.server.journal.binding import has_state, open_database
 from atoll.server.journal.schema import check_version
 
 
-def stored_members(state: Path, authority: Path) -> list[Member]:
+def stored_members(state: Path, authority: Path, database: str = "") -> list[Member]:
     """Return the members of a state directory, read from its database; its coordinator need not run.
 
     Args:
-        state: the state directory.
+        state: the state directory; with a database it may be on another machine.
         authority: the directory of its authority; a missing one has issued no certificate manually.
+        database: the URL of the database; empty: the URL that the directory names.
 
     Raises:
         StateUnusable: `state` is not a state directory, or the database does not exist.
@@ -27,11 +28,11 @@ def stored_members(state: Path, authority: Path) -> list[Member]:
         StateTooNew: a later Atoll has written it.
         StoreCorrupted: the database is damaged.
     """
-    if not has_state(state):
+    if not database and not has_state(state):
         raise StateUnusable(f"{state} is not a state directory: there is no state.db in it")
     now = time.time()
-    with closing(open_database(state, read_only=True)) as database, database.transaction() as connection:
-        check_version(connection, state if database.dialect == "sqlite" else database.name)
+    with closing(open_database(state, database, read_only=True)) as opened, opened.transaction() as connection:
+        check_version(connection, state if opened.dialect == "sqlite" else opened.name)
         members = members_in(connection, now=now)
     return with_hand_made(members, authority, now=now)
 

@@ -20,9 +20,9 @@ from atoll.plugins.kind import AS_RECORDED
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.exchanges.events import Event as EventOfMessages
+from atoll.server.members.member import Member
 from atoll.server.rounds.events import Event
 from atoll.server.rounds.ledger import Ledger
-from atoll.server.rounds.member import Member
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_rules import RunRules
 

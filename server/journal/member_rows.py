@@ -16,8 +16,8 @@ from atoll.server.errors import StoreCorrupted
 from atoll.server.journal import checksums
 from atoll.server.journal.codec import decode_page, encode_page
 from atoll.server.journal.schema import MEMBERS
-from atoll.server.rounds.member import Member
-from atoll.server.rounds.member_pages import CONTENTS, Written, page_of
+from atoll.server.members.member import Member
+from atoll.server.members.member_pages import CONTENTS, Written, page_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from atoll.server.journal.schema import (
     check_version,
 )
 from atoll.server.journal.statements import Statements, statements
-from atoll.server.rounds.member_pages import Unwritten
+from atoll.server.members.member_pages import Unwritten
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.journal import checksums
 from atoll.server.journal.codec import decode_event, decode_ledger, decode_page
 from atoll.server.journal.schema import JOURNAL, MEMBERS, SNAPSHOTS
+from atoll.server.members.member import Member
+from atoll.server.members.member_pages import CONTENTS
 from atoll.server.rounds.ledger import Ledger
-from atoll.server.rounds.member import Member
-from atoll.server.rounds.member_pages import CONTENTS
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import RunRules
 

@@ -1,1 +1,1 @@
-"""The pure rules of a run: membership, rounds, updates, straggler policy; no clock, socket, file or randomness."""
+"""The pure rules of a run: rounds, updates, straggler policy; no clock, socket, file or randomness."""

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from atoll.protocol.vocabulary import ClientId, Fate, ReleaseReason, RoundId, Version
-from atoll.server.rounds.candidate import Candidate
+from atoll.server.invariants import Violation
+from atoll.server.members.member import Candidate
 from atoll.server.rounds.events import AmendRecord, Effect, Invite, Release, Update
-from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.policy import StragglerPolicy

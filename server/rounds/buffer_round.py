@@ -16,10 +16,10 @@ from collections.abc import Container, Iterator
 from dataclasses import replace
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Digest, Phase, RoundId, Version
+from atoll.server.invariants import Violation
+from atoll.server.members.membership import Membership
 from atoll.server.rounds.async_invitations import Invitations
 from atoll.server.rounds.events import Aggregate, Aggregated, Contribution, DrawCohort, Update
-from atoll.server.rounds.invariants import Violation
-from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.open_round import Effects, OpenRound
 from atoll.server.rounds.run_rules import RunRules
 

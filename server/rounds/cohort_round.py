@@ -35,6 +35,8 @@ from atoll.protocol.vocabulary import (
     RoundId,
     Version,
 )
+from atoll.server.invariants import Violation
+from atoll.server.members.membership import Membership
 from atoll.server.rounds.events import (
     Accept,
     Aggregate,
@@ -46,8 +48,6 @@ from atoll.server.rounds.events import (
     Release,
     Update,
 )
-from atoll.server.rounds.invariants import Violation
-from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.open_round import Effects, OpenRound
 from atoll.server.rounds.policy import FIRST_WAIT_S
 from atoll.server.rounds.record import ClientRecord

@@ -23,7 +23,7 @@ from atoll.protocol.vocabulary import (
     Version,
 )
 from atoll.protocol.wire.mesh_use import MeshUse
-from atoll.server.rounds.candidate import Candidate
+from atoll.server.members.member import Candidate, Profile
 from atoll.server.rounds.policy import Mode
 from atoll.server.rounds.record import ChargeRecord
 from atoll.server.rounds.run_rules import RunRules, Source
@@ -51,14 +51,6 @@ class Update:
     mesh: MeshUse | None = None  # for a client that is a mesh of ranks
     steps: int = 0  # optimizer steps; 0: not known
     attempt: int = 0  # at its secure sum, whose masks it has; 0: it is not masked
-
-
-@value
-class Profile:
-    """Client's description of its data, for samplers."""
-
-    num_examples: int = 0
-    label: str = ""
 
 
 @value

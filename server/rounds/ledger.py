@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from atoll.protocol.vocabulary import TERMINAL, AbandonReason, ClientId, Digest, Phase, RoundId, RunState, Version
+from atoll.server.invariants import Violation
+from atoll.server.members.membership import Membership
 from atoll.server.rounds.client_evaluation import ClientEvaluation
 from atoll.server.rounds.cohort_round import Round
 from atoll.server.rounds.events import AmendRecord, ComputeMetrics, Effect, NoiseRow, Update
-from atoll.server.rounds.invariants import Violation
-from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_rules import MeasuredVersion, Progress, RunRules
 

@@ -13,6 +13,8 @@ from collections.abc import Collection, Container, Iterable, Iterator
 from typing import ClassVar
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, Digest, Fate, Phase, RoundId, Version
+from atoll.server.invariants import Violation
+from atoll.server.members.membership import Membership
 from atoll.server.rounds.events import (
     Abandon,
     Aggregate,
@@ -23,8 +25,6 @@ from atoll.server.rounds.events import (
     Effect,
     Update,
 )
-from atoll.server.rounds.invariants import Violation
-from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.privacy_rules import PrivacyRules
 from atoll.server.rounds.record import CarriedRecord, Outage, RoundRecord
 from atoll.server.rounds.run_rules import RunRules

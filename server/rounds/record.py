@@ -21,7 +21,7 @@ from atoll.protocol.vocabulary import (
     Version,
 )
 from atoll.protocol.wire.mesh_use import MeshUse
-from atoll.server.rounds.invariants import Violation
+from atoll.server.invariants import Violation
 from atoll.server.rounds.policy import Mode
 
 UPDATE_LOST = "update_lost"

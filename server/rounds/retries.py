@@ -7,7 +7,7 @@ import random
 
 from atoll.ground.backoff import delay
 from atoll.protocol.vocabulary import AbandonReason, ClientId, RoundId
-from atoll.server.rounds.membership import Membership
+from atoll.server.members.membership import Membership
 from atoll.server.rounds.policy import StragglerPolicy
 
 COSTS_NO_RETRY = (

@@ -32,6 +32,7 @@ from atoll.protocol.vocabulary import (
     RunState,
     Version,
 )
+from atoll.server.invariants import Violation
 from atoll.server.rounds.buffer_round import Buffer
 from atoll.server.rounds.cohort_round import Round
 from atoll.server.rounds.evaluations import Evaluations
@@ -76,7 +77,6 @@ from atoll.server.rounds.events import (
     UploadBegun,
     set_digest,
 )
-from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.oort_utility import utility_of
 from atoll.server.rounds.open_round import NEWS_S, Effects, OpenRound
 from atoll.server.rounds.record import RoundRecord, cause_of_misfits

@@ -36,6 +36,7 @@ from atoll.protocol.vocabulary import (
     RoundId,
     Version,
 )
+from atoll.server.members.membership import Membership
 from atoll.server.rounds.cohort_round import MAY_REPORT, Round
 from atoll.server.rounds.events import (
     Accept,
@@ -47,7 +48,6 @@ from atoll.server.rounds.events import (
     Release,
     Update,
 )
-from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.one_sum import OneSum
 from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.record import DROPPED_SUMS, ClientRecord, MemberRecord, RefusalRecord

@@ -2,8 +2,8 @@
 
 from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import ClientId, RejectReason, Version
+from atoll.server.members.membership import Membership
 from atoll.server.rounds.events import Reject, Update
-from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.oort_utility import loss_and_utility
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import ClientRecord

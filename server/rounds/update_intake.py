@@ -21,6 +21,7 @@ from atoll.protocol.vocabulary import (
     RoundId,
     Version,
 )
+from atoll.server.invariants import Violation
 from atoll.server.rounds.async_invitations import Invitations
 from atoll.server.rounds.buffer_round import Buffer
 from atoll.server.rounds.cohort_round import Round
@@ -37,7 +38,6 @@ from atoll.server.rounds.events import (
     UpdateRefused,
     UploadBegun,
 )
-from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.open_round import Effects, OpenRound
 from atoll.server.rounds.record import ClientRecord, RoundRecord

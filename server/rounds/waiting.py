@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 from atoll.ground.printable import conclusion
 from atoll.protocol.vocabulary import ClientId, FailureReason, Fate, LossReason, Phase, RunState
+from atoll.server.members.membership import Membership
 from atoll.server.rounds.cohort_round import Round
-from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 

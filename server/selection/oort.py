@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.rounds.candidate import Candidate
+from atoll.server.members.member import Candidate
 from atoll.server.selection.weighted_draws import in_proportion
 
 CLIP = 0.95

@@ -15,7 +15,7 @@ from operator import itemgetter
 from atoll.ground.printable import count_of
 from atoll.plugins.guard import called
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.rounds.candidate import Candidate
+from atoll.server.members.member import Candidate
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.weighted_draws import evenly, in_proportion
 

@@ -28,9 +28,10 @@ from atoll.server.hosting.messages import NAME_MAX, sums_of
 from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.membership_services import MembersAdmin
+from atoll.server.members.member import Profile
 from atoll.server.names.conflicts import Claimant
 from atoll.server.rounds.evaluations import NOT_IN_SUM
-from atoll.server.rounds.events import ClientEvaluated, ClientFailed, Profile
+from atoll.server.rounds.events import ClientEvaluated, ClientFailed
 from atoll.server.rounds.relevance import is_asked
 from atoll.server.services.reading_service import ReadingAdmin
 from atoll.server.transfers.downloads import BadRequest, NotHeld, send_version

@@ -152,6 +152,7 @@ def _paging(request: pb.LookRequest) -> Paging:
         text=request.text,
         prefix=request.prefix,
         whole=request.whole,
+        bare=request.bare,
     )
 
 

@@ -7,9 +7,9 @@ from atoll.protocol.paging import Paging
 from atoll.protocol.vocabulary import TERMINAL, ClientId, RunId, RunState
 from atoll.server.identity.register import Member, Standing
 from atoll.server.journal.rows import RunRow
+from atoll.server.members.membership import Membership
 from atoll.server.names.places import CLIENT
 from atoll.server.names.presence import Presence
-from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.waiting import why_not
 from atoll.server.views import message_views
 from atoll.server.views.attendance import attended

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic_core import from_json
-from sqlalchemy import Connection, Row, Table, func, or_, select, text
+from sqlalchemy import Connection, Row, Table, and_, func, or_, select, text
 
 from atoll.protocol.identity.names import Role
 from atoll.protocol.notices.book_file import conditions_shown, notices_shown
@@ -42,18 +42,18 @@ from atoll.server.journal.schema import (
     check_version,
 )
 from atoll.server.journal.sources import WHOLE
+from atoll.server.members.member import Member as MemberOfRun
+from atoll.server.members.member_pages import PAGE
+from atoll.server.members.membership import Membership
 from atoll.server.names.places import conflicts_shown
 from atoll.server.names.presence import Presence, presence_shown
-from atoll.server.rounds.member import Member as MemberOfRun
-from atoll.server.rounds.member_pages import PAGE
-from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.task.metrics import LEFT_OUT
 
 T = TypeVar("T")
 Numbered = tuple[str, dict[str, Any]]
-Measured = tuple[int, dict[str, list[float]], dict[str, float | None]]
+Measured = tuple[int, dict[str, list[float]] | int, dict[str, float | None]]
 
 UNMEASURED_MAX = 1_000
 """Largest number of evaluations without a metric in the document of a run."""
@@ -115,12 +115,18 @@ class History:
 
     def presence(self) -> Presence | None:
         """Return the connected clients; without a coordinator there are none. None: not known here."""
-        return Presence() if self.coordinator() is None else presence_shown(self.path)
+        if self.coordinator() is not None:
+            return presence_shown(self.path)
+        return None if self._is_served() else Presence()
 
     def members(self) -> list[Member]:
         """Return the clients that were invited or have enrolled."""
         members = self.read(lambda connection: members_in(connection, now=time.time()))
         return [member for member in members if member.identity.role is Role.CLIENT]
+
+    def _is_served(self) -> bool:
+        """Return whether a coordinator listens here, or holds the database with a directory on another machine."""
+        return self.coordinator() is not None or (not has_state(self.path) and self.is_attended())
 
     def is_attended(self) -> bool:
         """Return whether a process holds the directory or, if that is on another machine, the database."""
@@ -227,7 +233,7 @@ class History:
             is_current = last_seq(connection, run_id) == base.seq
         if base.faults or not base.num_members or not (is_current or base.num_members > MEMBERS_REPLAYED_MAX):
             return None
-        if self.coordinator() is None:
+        if not self._is_served():
             base.ledger.membership.everyone_disconnected()
         return MembersBehind(self, run_id, base)
 
@@ -280,7 +286,8 @@ class History:
 
     def unmeasured(self, run_id: RunId) -> list[EvaluationRow]:
         """Return the newest evaluations by the server and by the clients that gave not every metric, at most 1,000."""
-        gaps = (EVALUATIONS.c.statistics.is_(None), EVALUATIONS.c.detail.contains(LEFT_OUT, autoescape=True))
+        detail = EVALUATIONS.c.detail
+        gaps = (EVALUATIONS.c.statistics.is_(None), and_(detail != "", detail.contains(LEFT_OUT, autoescape=True)))
         rows = _of_run(EVALUATIONS, run_id).where(EVALUATIONS.c.source.in_(WHOLE), or_(*gaps))
         newest = rows.order_by(EVALUATIONS.c.version.desc(), EVALUATIONS.c.source.desc()).limit(UNMEASURED_MAX)
         with self._database.transaction() as connection:
@@ -289,24 +296,32 @@ class History:
     def measured(self, run_id: RunId) -> dict[str, list[Measured]]:
         """Return by source the version and the metrics of each evaluation, or the sums before there are metrics.
 
-        The database joins the rows to one text of JSON for each source: a tenth of the time of a row each.
+        The database joins each column to one text of JSON: a tenth of the time of a row each.
         """
         join = "group_concat" if self._database.dialect == "sqlite" else "string_agg"
-        sums = "CASE WHEN \"values\" = '{}' THEN statistics ELSE '{}' END"  # metrics, if any, are of all sums
-        row = f"'[' || version || ',' || {sums} || ',' || \"values\" || ']'"
+        sums = "CASE WHEN \"values\" = '{}' THEN '' || statistics ELSE '0' END"  # metrics, if any, are of all sums
+        columns = ("'' || version", "'\"' || source || '\"'", sums, '"values"')
+        joined = ", ".join(f"{join}({column}, ',')" for column in columns)
         sources = ", ".join(f"'{source}'" for source in sorted(WHOLE))
         query = text(
-            f"SELECT source, '[' || {join}({row}, ',') || ']' FROM evaluations "
-            f"WHERE run_id = :run AND statistics IS NOT NULL AND source IN ({sources}) GROUP BY source"
+            f"SELECT {joined} FROM evaluations WHERE run_id = :run AND statistics IS NOT NULL AND source IN ({sources})"
         )
         with self._database.transaction() as connection:
-            return {source: from_json(rows) for source, rows in connection.execute(query, {"run": run_id})}
+            texts = connection.execute(query, {"run": run_id}).one()
+        found: dict[str, list[Measured]] = {}
+        versions, of_sources, statistics, metrics = (from_json(f"[{column or ''}]") for column in texts)
+        rows = zip(versions, statistics, metrics, strict=True)
+        if len(set(of_sources)) == 1:
+            return {of_sources[0]: [*rows]}
+        for source, row in zip(of_sources, rows, strict=True):
+            found.setdefault(source, []).append(row)
+        return found
 
-    def num_evaluations(self, run_id: RunId) -> int:
-        """Return the number of evaluations by the server and by the clients."""
+    def has_evaluations(self, run_id: RunId, more_than: int) -> bool:
+        """Return whether there are more evaluations by the server and by the clients than a number."""
         of_run = (EVALUATIONS.c.run_id == run_id, EVALUATIONS.c.source.in_(WHOLE))
-        query = select(func.count()).select_from(EVALUATIONS).where(*of_run)
-        return self.read(lambda connection: connection.scalar(query)) or 0
+        query = select(EVALUATIONS.c.version).where(*of_run).limit(1).offset(more_than)
+        return self.read(lambda connection: connection.scalar(query)) is not None
 
     def site_evaluations(self, run_id: RunId, *versions: int) -> list[EvaluationRow]:
         """Return the evaluations and trainings of single sites, by version; only of `versions`, if given."""
@@ -326,7 +341,7 @@ class History:
         """Return the clients that have joined the run; without a coordinator they all count as disconnected."""
         with self._database.transaction() as connection:
             membership = _machine(connection, run_id).ledger.membership
-        if self.coordinator() is None:
+        if not self._is_served():
             membership.everyone_disconnected()
         return membership
 

@@ -101,14 +101,24 @@ def spread(metric: str, values: Mapping[str, float]) -> Document:
         metric: its name; of a loss, an error or a perplexity the largest value is the worst, else the smallest.
         values: the values, by site, at least one, finite.
     """
-    mean = math.fsum(values.values()) / len(values)
-    variance = math.fsum((value - mean) ** 2 for value in values.values()) / len(values)
+    mean, deviation = _moments([*values.values()])
     ascending = sorted(values, key=lambda site: (values[site], site))
     worst, best = (ascending[-1], ascending[0]) if is_loss(metric) else (ascending[0], ascending[-1])
     return {
         "mean": mean,
-        "deviation": math.sqrt(variance),
+        "deviation": deviation,
         "num_sites": len(values),
         "worst": {"site": worst, "value": values[worst]},
         "best": {"site": best, "value": values[best]},
     }
+
+
+def _moments(values: Sequence[float]) -> tuple[float, float]:
+    """Return mean and standard deviation (with 1/n) of finite values, of any size: sites may send what they like."""
+    try:
+        mean = math.fsum(values) / len(values)
+        return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    except OverflowError:  # a sum or a square is too large; scaled ones are at most 1 and 4
+        top = max(map(abs, values))
+        mean, deviation = _moments([value / top for value in values])
+        return mean * top, deviation * top

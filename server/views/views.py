@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 from enum import StrEnum
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 from atoll.ground.printable import count_of, printable_size
@@ -79,7 +80,7 @@ def look(history: History, view: View, run: str = "", number: int = 0, paging: P
         run: id or name of the run; empty: the newest run, except for RUN, which needs one.
         number: the round, or the statistics; 0: the newest. Of FATES and SUMS the number of the newest rounds; 0: 24.
         paging: a page of the rows of ROUNDS, CLIENTS or VERSIONS, without faults; and whether the curves of RUN and
-            SITES have all points.
+            SITES have all points, and whether RUN has neither `metrics` nor `unmeasured`.
 
     Returns:
         For RUNS and ALERTS a list. For the others an object: for RUN the `document`, and the settings as `toml`; for
@@ -104,7 +105,7 @@ def look(history: History, view: View, run: str = "", number: int = 0, paging: P
             return plain({"run": "", **found})
     if view is View.RUN:
         row = history.run(run)
-        return plain({"document": _whole_run(history, row, whole=paging.whole), "toml": effective(row.config)})
+        return plain({"document": _whole_run(history, row, paging), "toml": effective(row.config)})
     row = run_of(history, run)
     if view is View.ROUND:
         of_messages = row.config.is_of_messages
@@ -152,16 +153,23 @@ def _curves(history: History, run_id: RunId) -> dict[int, dict[str, Document]]:
     gc.disable()  # its passes over 100,000 evaluations, none of which is garbage, would take half of the time
     try:
         rows = history.measured(run_id)
-        return thinned_metrics({source: (_with_means(one) for one in sorted(rows[source])) for source in sorted(rows)})
+        return thinned_metrics(
+            {source: map(_with_means, sorted(rows[source], key=_version_of)) for source in sorted(rows)}
+        )
     finally:
         if was_enabled:
             gc.enable()
+
+
+_version_of = itemgetter(0)
 
 
 def _with_means(row: Measured) -> tuple[int, Document]:
     """Return the version of an evaluation and its metrics, and as `measures` the sums that are in no metric."""
     version, statistics, metrics = row
     found: Document = metrics
+    if isinstance(statistics, int):  # the metrics are of all sums
+        return version, found
     for name, sums in statistics.items():
         if name not in found:
             num = len(sums)
@@ -257,17 +265,16 @@ def _facts(history: History, row: RunRow) -> Document:
     }
 
 
-def _whole_run(history: History, row: RunRow, *, whole: bool) -> Document:
+def _whole_run(history: History, row: RunRow, paging: Paging) -> Document:
     number = _number(history, row.run_id)
     if row.config.is_of_messages:
         settings = {"number": number, "settings": row.config.model_dump(mode="json"), "changes": []}
         return _run(history, row) | message_views.details(history, row) | settings
-    is_whole = whole or history.num_evaluations(row.run_id) <= POINTS_MAX
     machine, num_members = history.standing(row.run_id)
+    measured = {} if paging.bare else _measured(history, row.run_id, whole=paging.whole)
     return _run(history, row, machine) | {
         "number": number,
-        "metrics": measures(history.evaluations(row.run_id)) if is_whole else _curves(history, row.run_id),
-        "unmeasured": unmeasured(history.unmeasured(row.run_id)),
+        **measured,
         "best": _best(machine),
         "privacy": guarantee_of(machine, num_members),
         "undecided": machine.undecided,
@@ -276,6 +283,15 @@ def _whole_run(history: History, row: RunRow, *, whole: bool) -> Document:
         "name_conflicts": _conflicts(history, row.run_id, machine),
         "settings": row.config.model_dump(mode="json"),
         "changes": [*_changes(history.settings(row.run_id))],
+    }
+
+
+def _measured(history: History, run_id: RunId, *, whole: bool) -> Document:
+    """Return the metrics of a run's versions, and the versions that lack some: it looks at every evaluation."""
+    is_whole = whole or not history.has_evaluations(run_id, POINTS_MAX)
+    return {
+        "metrics": measures(history.evaluations(run_id)) if is_whole else _curves(history, run_id),
+        "unmeasured": unmeasured(history.unmeasured(run_id)),
     }
 
 
@@ -489,8 +505,10 @@ def _versions(history: History, row: RunRow, paging: Paging) -> Document:
     between = (min(numbers), max(numbers)) if is_page and numbers else None
     measured, parts = measures(history.evaluations(run_id, between)), _parts(history, run_id)
     best = history.standing(run_id)[0].ledger.best
+    is_here = history.path.exists()
     shown = (
-        _version(one, parts.get(one.version), measured) | {"best": best is not None and best.version == one.version}
+        _version(one, parts.get(one.version), measured, is_here=is_here)
+        | {"best": best is not None and best.version == one.version}
         for one in rows
     )
     if not is_page:
@@ -518,13 +536,16 @@ def _parts(history: History, run_id: RunId) -> dict[int, int]:
     return {v: 1 if store.version_path(v).exists() else max(1, num_ranks) for v in store.versions()}
 
 
-def _version(row: VersionRow, parts: int | None, measured: dict[int, dict[str, Document]]) -> Document:
+def _version(
+    row: VersionRow, parts: int | None, measured: dict[int, dict[str, Document]], *, is_here: bool
+) -> Document:
+    """Return a version as a row; whether its file is kept is known where the state directory is."""
     return {
         "version": row.version,
         "digest": row.digest,
         "num_bytes": row.num_bytes,
         "created_at": row.created_at,
-        "kept": parts is not None,
+        "kept": parts is not None if is_here else None,
         "parts": parts or 0,
         "metrics": measured.get(row.version, {}),
     }

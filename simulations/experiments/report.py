@@ -6,8 +6,9 @@ round, the last line counts.
 """
 
 import json
+import math
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,11 @@ or up)."""
 
 ROUNDS, RESULT, SETTINGS, POPULATION = "rounds.jsonl", "result.json", "run.toml", "population.json"
 GROUPS = ("server", "clients", "train", "honest_clients", "honest_train")
+FATES = ("invited", "reported", "late", "counted", "lost", "failed", "refused", "stragglers", "released")
+AXES = ("virtual_s", "real_s", "bytes_up", "bytes_down")
+NUMBERS = ("version", "opened_s", "round_s", "epsilon", *FATES)
+TABLES = (*GROUPS, "fates", "steps", "client_values", "train_values")
+"""Groups of metrics, and the fields of a round: numbers, numbers that may be absent, and tables that may be."""
 
 
 class NoReport(Refused):
@@ -198,35 +204,69 @@ def read_run(folder: Path, name: str | None = None) -> RunReport:
     Raises:
         NoReport: there is no log of rounds, or a file is damaged; the message names the place.
     """
-    path = folder / ROUNDS
     if faults := faults_of_seal(folder):
         raise NoReport(*faults)
+    return RunReport(
+        name=name or folder.name,
+        folder=folder,
+        settings=_read(folder / SETTINGS, lambda content: tomllib.loads(content.decode())),
+        rounds=_read_rounds(folder),
+        result=_read(folder / RESULT, json.loads),
+        population=_read(folder / POPULATION, json.loads),
+    )
+
+
+def _read_rounds(folder: Path) -> tuple[Mapping[str, Any], ...]:
+    """Return the lines of the log, by number of the round; raises NoReport."""
+    path, found = folder / ROUNDS, dict[int, Mapping[str, Any]]()
     try:
-        lines = path.read_text("utf-8").splitlines(keepends=True)
+        lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError as error:
         raise NoReport(
             f"{folder}: has no {ROUNDS}; allowed: a folder that `atoll simulate --out` has written"
         ) from error
-    rounds = {}
     for number, text in enumerate(lines, 1):
         try:
             line = json.loads(text)
-            rounds[line["round"]] = line
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines) and not text.endswith("\n"):
+            _check_line(line)
+            found[line["round"]] = line
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            if number == len(lines) and not text.endswith(b"\n"):
                 break  # the line is incomplete: it is being written, or the process died meanwhile
             raise NoReport(f"{path}, line {number}: is not a round: {error}") from error
-    settings = folder / SETTINGS
-    return RunReport(
-        name=name or folder.name,
-        folder=folder,
-        settings=tomllib.loads(settings.read_text("utf-8")) if settings.exists() else {},
-        rounds=tuple(rounds[number] for number in sorted(rounds)),
-        result=_read_json(folder / RESULT),
-        population=_read_json(folder / POPULATION),
-    )
+    return tuple(found[number] for number in sorted(found))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    return content
+def _check_line(line: Any) -> None:
+    """Check the types in a line of the log: another program, or a person, may have written it.
+
+    Raises:
+        ValueError, KeyError, TypeError, OverflowError: it is no round.
+    """
+    if type(line["round"]) is not int or type(line["state"]) is not str:
+        raise ValueError(f"round, state: got {str(line['round'])[:40]!r}, {str(line['state'])[:40]!r}")
+    for name in AXES:
+        if line[name] is None:
+            raise ValueError(f"{name}: got none")
+    for name in (*AXES, *NUMBERS):
+        if (number := line.get(name)) is not None and not math.isfinite(number):
+            raise ValueError(f"{name}: got {number}")
+    for name in TABLES:
+        if not isinstance(line.get(name) or {}, dict):
+            raise TypeError(f"{name}: got {str(line[name])[:40]!r}")
+    for name, kind in {"client_values": dict, "train_values": dict, "fates": str}.items():
+        if not all(isinstance(value, kind) for value in (line.get(name) or {}).values()):
+            raise TypeError(f"{name}: got other values than a {kind.__name__}")
+
+
+def _read(path: Path, parse: Callable[[bytes], Any]) -> dict[str, Any]:
+    """Return the table in a file; empty: there is no file. Raises NoReport."""
+    if not path.exists():
+        return {}
+    try:
+        found = parse(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise NoReport(f"{path}: is damaged, or being written: {error}") from error
+    if not isinstance(found, dict):
+        raise NoReport(f"{path}: is damaged: it has no table")
+    return found

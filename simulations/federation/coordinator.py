@@ -8,12 +8,12 @@ from atoll.protocol.secure.wire import SessionName
 from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RejectReason, RoundId, RunId, RunState
 from atoll.server.config.run import RunConfig
 from atoll.server.exchanges.machine import ExchangeMachine
+from atoll.server.members.member import Profile
 from atoll.server.rounds.events import (
     Accept,
     ClientDisconnected,
     ClientJoined,
     ClientLost,
-    Profile,
     Reject,
     Release,
     TimePassed,

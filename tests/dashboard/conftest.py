@@ -32,10 +32,11 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     keep(folder / "state", 2, _statistics() | {"number": 2})
     _log(audit_folder(folder / "state"), 300)
     build(folder / "large", 1_200, 130)
-    _simulate(folder / "results" / "one", 3)
-    _simulate(folder / "results" / "sweep" / "a<b&c", 1)
+    simulate(folder / "results" / "one", 3)
+    simulate(folder / "results" / "sweep" / "a<b&c", 1)
     (folder / "results" / "sweep" / "torn").mkdir()
-    (folder / "results" / "sweep" / "torn" / "rounds.jsonl").write_text('{"round": 1}\nno json\n{"round": 2}\n')
+    whole = (folder / "results" / "one" / "rounds.jsonl").read_text().splitlines()[0]
+    (folder / "results" / "sweep" / "torn" / "rounds.jsonl").write_text(f"{whole}\nno json\n{whole}\n")
     write_agent(folder / "atoll-agent-north")
     return [str(folder / name) for name in ("state", "large", "results", "atoll-agent-north")]
 
@@ -79,8 +80,8 @@ def _log(folder: Path, events: int) -> None:
     files.close()
 
 
-def _simulate(folder: Path, rounds: int) -> None:
-    """Write what `atoll simulate` writes while it runs: the log of rounds, and the settings."""
+def simulate(folder: Path, rounds: int, **more: Any) -> None:
+    """Write what `atoll simulate` writes while it runs: the log of rounds, with more in each, and the settings."""
     folder.mkdir(parents=True)
     (folder / "run.toml").write_text('name = "sim"\ntask = "task.py:task"\nrounds = 9\n')
     with (folder / "rounds.jsonl").open("w") as log:
@@ -94,6 +95,7 @@ def _simulate(folder: Path, rounds: int) -> None:
                 **{"train": {"loss": 1 / number}, "server": {"loss": float("nan")}, "clients": {}},
                 **{"fates": {HOSTILE: "reported", "b": "failed"}, "steps": {HOSTILE: 2}},
                 **{"train_values": {HOSTILE: {"loss": 0.5}}, "client_values": {}},
+                **more,
             }
             log.write(json.dumps(line) + "\n")
         log.write('{"round": 99, "torn')

@@ -4,7 +4,8 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,8 +18,11 @@ from atoll.dashboard.access import LoopbackDoor, Sessions, new_key, new_token
 from atoll.dashboard.app import Dashboard
 from atoll.dashboard.control import REQUESTS, Control
 from atoll.dashboard.sources import sources
+from atoll.interface.deployed import connect
+from atoll.interface.errors import AtollError
 from atoll.operations import admin
-from tests.cli.federation import federation, start_run, wait_for
+from atoll.server.journal.holder import running_coordinator
+from tests.cli.federation import Federation, federation, start_run, wait_for
 from tests.cli.invoking import invoke, shown
 from tests.dashboard.test_process import dashboard, exchanged, get
 from tests.waiting import BOUND_S
@@ -26,10 +30,11 @@ from tests.waiting import BOUND_S
 HOST = "127.0.0.1:7080"
 ORIGIN = {"origin": f"http://{HOST}"}
 NOW = 1000.0
-RUN, MEMBERS = "/runs/1/r/control", "/members/1/control"
+RUN, MEMBERS, SITE = "/runs/1/r/control", "/members/1/control", "/agents/1/control"
 CHANGES = [
     *(f"{RUN}/{act}" for act in ("pause", "resume", "stop", "statistics")),
     *(f"{MEMBERS}/{act}" for act in ("invite", "revoke")),
+    *(f"{SITE}/{act}" for act in ("approve", "reject")),
 ]
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")
 
@@ -159,6 +164,17 @@ def test_a_used_link_opens_nothing(controlling: Browser) -> None:
         (f"{MEMBERS}/invite", {"name": "a", "role": "authority", "hours": "1"}, "neither invited"),
         (f"{RUN}/statistics", {"deadline": "1e9"}, "deadline: got"),
         (f"{RUN}/pause", {"reason": "<script>\u202e\0"}, "no coordinator holds"),
+        (
+            f"{SITE}/approve",
+            {"terms": "a", "standing": "undecided"},
+            "is a coordinator: an agent's state directory alone",
+        ),
+        ("/agents/4/control/approve?run=r-1", {"standing": "undecided"}, "terms: got none"),
+        ("/agents/4/control/reject?run=r-1", {}, "standing: got none"),
+        ("/agents/4/control/reject?run=r-1", {"standing": "odd"}, "seen: got"),
+        ("/agents/4/control/reject?run=r-9", {"standing": "undecided"}, "has not asked here"),
+        ("/agents/4/control/reject?run=%00%3Cb%3E", {"standing": "undecided"}, "has not asked here"),
+        ("/agents/4/control/reject", {"standing": "undecided"}, "has not asked here"),
         ("/runs/3/one/control/pause", {}, "is a folder of simulations"),
         ("/members/3/control/invite", {"name": "a", "role": "client", "hours": "1"}, "is a folder of simulations"),
     ],
@@ -167,7 +183,7 @@ def test_what_cannot_be_done_has_a_sentence(controlling: Browser, path: str, giv
     page = MEMBERS if "members" in path else RUN
     answer = controlling.client.post(path, data=given | {"token": controlling.token(page)}, headers=ORIGIN)
     assert answer.status_code == 400
-    assert why in answer.text
+    assert why in unescape(answer.text)
     assert "<script>" not in answer.text
 
 
@@ -179,6 +195,10 @@ def test_pages_of_a_coordinator_lead_to_its_forms(controlling: Browser, reading:
     assert controlling.client.get("/runs/3/one/control").status_code == 404
     assert controlling.client.get("/runs/1/none/control").status_code == 404
     assert controlling.client.get(f"{MEMBERS}/revoke?role=client&name=%3Cb%3E").status_code == 404
+    assert "/agents/4/control" in controlling.client.get("/agents/4").text
+    assert "control" not in reading.client.get("/agents/4").text
+    assert controlling.client.get("/agents/4/control?run=r-9").status_code == 404
+    assert controlling.client.get("/agents/1/control?run=r").status_code == 404
 
 
 def test_a_stop_does_not_wait_for_sites_that_are_asked() -> None:
@@ -217,16 +237,47 @@ class Labels(HTMLParser):
             self.labels.add(given["for"] or "")
 
 
-@pytest.mark.parametrize("page", [RUN, MEMBERS])
+@pytest.mark.parametrize("page", [RUN, MEMBERS, "/agents/4", "/agents/4/control?run=r-1"])
 def test_every_input_has_a_label_and_no_form_is_kept_or_needs_a_script(controlling: Browser, page: str) -> None:
     answer = controlling.client.get(page)
     assert answer.headers["cache-control"] == "no-store"
     found = Labels()
     found.feed(answer.text)
-    assert found.inputs
+    assert found.inputs or "control?run" in page
     assert found.inputs == found.labels
-    assert "<script" not in answer.text
+    assert "<script" not in re.sub(r'<script src="/static/\w+(\.min)?\.js"', "", answer.text)
     assert answer.headers["referrer-policy"] == "same-origin", "else a browser sends the Origin `null` with a form"
+
+
+def change_members(it: Federation, link: str, cookie: str, sent: Callable[..., tuple[int, str]]) -> str:
+    """Invite and revoke a member by the forms, and return the join code."""
+    of_members = "/members/1/control"
+    status, page = sent(f"{of_members}/invite", name="olga", role="auditor", hours="1")
+    assert status == 200
+    (code,) = re.findall(r"<bdi>([\w.:-]{60,})</bdi>", page)
+    for other in (of_members, "/members/1"):
+        assert code not in get(link, other, cookie)[2], "it is shown once"
+    joined = invoke("join", code, "--identity", it.folder / "olga", "--json")
+    assert json.loads(joined.stdout)["role"] == "auditor"
+    revoke = f"{of_members}/revoke?role=auditor&name=olga"
+    assert "type olga" in get(link, revoke, cookie)[2]
+    assert sent(revoke, typed="boris")[0] == 400
+    assert sent(revoke, typed="olga")[0] == 200
+    members = {row["name"]: row["standing"] for row in shown("client", "members", "--state", it.state)}
+    assert members["olga"] == "revoked"
+    return code
+
+
+def act_for_users(it: Federation) -> None:
+    """Change members for users of a proxy, as an owner and as an auditor, who may not."""
+    here = connect(it.state)
+    invoke("join", here.invite("boris", role="auditor"), "--identity", it.folder / "boris")
+    here.acting_for("ann\u202e<b>" + "x" * 100).invite("zoe")
+    running = running_coordinator(it.state)
+    assert running is not None
+    auditor = connect(running.admin_address, credential=it.folder / "boris").acting_for("root")
+    with pytest.raises(AtollError, match="auditor"):
+        auditor.invite("mallory")
 
 
 @pytest.mark.real
@@ -234,11 +285,15 @@ def test_forms_change_a_real_federation_as_its_owner(tmp_path: Path) -> None:
     with federation(tmp_path) as it, dashboard(str(it.state), "--control", home=tmp_path) as (process, link):
         run = start_run(it, "steered", "rounds=1000", "pause=0.2", "round.min_available=2")["run"]
         cookie = get(link, link.partition(urlsplit(link).netloc)[2])[1]
-        of_run, of_members = f"/runs/1/{run}/control", "/members/1/control"
+        of_run = f"/runs/1/{run}/control"
         token = re.findall(r'name="token" value="(\w+)"', get(link, of_run, cookie)[2])[0]
 
         def sent(path: str, **given: str) -> tuple[int, str]:
-            return exchanged(link, path, cookie, given | {"token": token})
+            status, page = exchanged(link, path, cookie, given | {"token": token})
+            seen = re.findall(r'<a href="([^"]+)">The ', unescape(page))
+            assert bool(seen) == (status == 200), page
+            assert [get(link, address, cookie)[0] for address in seen] == [200] * len(seen), seen
+            return status, page
 
         status, page = sent(f"{of_run}/pause", reason="to look")
         assert (status, f"{run} is " in page) == (200, True), page
@@ -247,32 +302,26 @@ def test_forms_change_a_real_federation_as_its_owner(tmp_path: Path) -> None:
         wait_for(lambda: it.run_state(run) == "running")
         status, page = sent(f"{of_run}/statistics", deadline="60")
         assert (status, "2 of 2 sites answered" in page) == (200, True), page
+        assert 'href="/statistics/1?number=1"' in page
         assert sent(f"{of_run}/stop", typed="steered")[0] == 400
         assert it.run_state(run) == "running"
         status, page = sent(f"{of_run}/stop", typed=run, reason="seen enough")
         assert (status, f"{run} is " in page) == (200, True), page
         wait_for(lambda: it.run_state(run) == "stopped")
         assert shown("run", "show", run, "--state", it.state)["cause"] == "seen enough"
-
-        status, page = sent(f"{of_members}/invite", name="olga", role="auditor", hours="1")
-        assert status == 200
-        (code,) = re.findall(r"<bdi>([\w.:-]{60,})</bdi>", page)
-        for other in (of_members, "/members/1"):
-            assert code not in get(link, other, cookie)[2], "it is shown once"
-        joined = invoke("join", code, "--identity", tmp_path / "olga", "--json")
-        assert json.loads(joined.stdout)["role"] == "auditor"
-        revoke = f"{of_members}/revoke?role=auditor&name=olga"
-        assert "type olga" in get(link, revoke, cookie)[2]
-        assert sent(revoke, typed="boris")[0] == 400
-        assert sent(revoke, typed="olga")[0] == 200
-        members = {row["name"]: row["standing"] for row in shown("client", "members", "--state", it.state)}
-        assert members["olga"] == "revoked"
+        code = change_members(it, link, cookie, sent)
+        act_for_users(it)
 
         process.terminate()
         out, err = process.communicate(timeout=BOUND_S)
         log = it.log("coordinator")
         assert not [text for text in (out, err, log) if code in text or token in text], "a secret is in a log"
-        events = shown("audit", "show", "--last", "500", "--state", it.state)
-        actors = {event["action"]: (event["actor"], event["role"]) for event in events["events"]}
+        events = shown("audit", "show", "--last", "500", "--state", it.state)["events"]
+        actors = {event["action"]: (event["actor"], event["role"]) for event in events}
         for action in ("run.pause", "run.resume", "run.stop", "client.invite", "client.revoke", "statistics.collect"):
             assert actors[action][1] == "owner", (action, actors[action])
+        users = {(one["action"], one["role"], one["on_behalf_of"]) for one in events if "on_behalf_of" in one}
+        ann = ("ann\\u202e<b>" + "x" * 100)[:77] + "..."
+        assert users == {("client.invite", "owner", ann), ("call", "owner", ann), ("call", "auditor", "root")}
+        table = invoke("audit", "show", "--last", "500", "--actor", "root", "--state", it.state).stdout
+        assert "boris for root" in table, "the user is named, and has no rights"

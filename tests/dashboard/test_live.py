@@ -23,13 +23,14 @@ class Run:
     """A run whose events a test sends; an error in their place ends the following with it."""
 
     def __init__(self) -> None:
-        self.events: asyncio.Queue[dict[str, Any] | AtollError | None] = asyncio.Queue()
+        self.run_id = "a"
+        self.events: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue()
         self.asked_after: list[int | None] = []
 
     async def afollow(self, *, after: int | None = None) -> AsyncIterator[Event]:
         self.asked_after.append(after)
         while (item := await self.events.get()) is not None:
-            if isinstance(item, AtollError):
+            if isinstance(item, Exception):
                 raise item
             yield Event(item)
 
@@ -115,6 +116,21 @@ def test_a_fault_is_told_and_ends() -> None:
         await stream.aclose()  # type: ignore[attr-defined]
 
     asyncio.run(scene())
+
+
+def test_a_bug_in_a_follower_is_told_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        run = Run()
+        run.events.put_nowait(ZeroDivisionError("a bug"))
+        stream = of({"1/a": run}).stream(["1/a"])
+        assert (await next_of(stream))["fault"] == ""
+        assert "the log of the dashboard says why" in (await next_of(stream))["fault"]
+        run.send(1, "began")
+        assert (await next_of(stream))["fault"] == "", "it is followed again"
+        await stream.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(scene())
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_two_streams_share_a_follower_which_ends_after_the_last() -> None:

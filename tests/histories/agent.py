@@ -37,7 +37,8 @@ from atoll.client.session.events import (
 from atoll.client.session.rollback_rules import Refused, Seen, age_of, judge, timed
 from atoll.client.session.session import Session, SessionRules
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RejectReason
-from atoll.server.rounds.events import ClientJoined, Profile, Update
+from atoll.server.members.member import Profile
+from atoll.server.rounds.events import ClientJoined, Update
 from tests.histories import network
 from tests.histories.history import AgentStep, WorkerEnd
 from tests.histories.parts import PartedUpload, PartsServer, num_parts_of

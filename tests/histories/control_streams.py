@@ -6,6 +6,7 @@ from typing import Protocol
 
 from atoll.client.session import events as client
 from atoll.protocol.vocabulary import ClientId, Fate, LossReason, RunId
+from atoll.server.members.leases import Leases
 from atoll.server.rounds.events import (
     ClientDisconnected,
     ClientEvaluated,
@@ -14,7 +15,6 @@ from atoll.server.rounds.events import (
     ClientLost,
     Event,
 )
-from atoll.server.rounds.leases import Leases
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from tests.histories.network import Connection, Incoming, Outgoing, Ready, StreamAgent

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from atoll.client.session import events as client
 from atoll.protocol.vocabulary import ClientId, RejectReason
-from atoll.server.rounds.events import Accept, ClientJoined, Effect, Profile, Reject, Update
+from atoll.server.members.member import Profile
+from atoll.server.rounds.events import Accept, ClientJoined, Effect, Reject, Update
 from atoll.server.rounds.run_machine import RunMachine
 from tests.histories.disk import Reply
 from tests.histories.scheduling import Endpoint, World

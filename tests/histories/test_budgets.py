@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from atoll.server.rounds.membership import Membership
+from atoll.server.members.membership import Membership
 from atoll.server.rounds.privacy_rules import (
     CorrelatedRules,
     ExampleRules,

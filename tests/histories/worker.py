@@ -18,7 +18,8 @@ from atoll.client.session.events import (
     Trained,
 )
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RejectReason, Version
-from atoll.server.rounds.events import Profile, Sums, Update
+from atoll.server.members.member import Profile
+from atoll.server.rounds.events import Sums, Update
 from tests.histories.network import BAD_BYTES
 from tests.histories.scheduling import Endpoint, World
 from tests.histories.sums import AgentSums

@@ -108,7 +108,7 @@ CAPABILITIES: dict[str, tuple[int, str]] = {
     ),
     "journal and state directory": (2294, "server/journal/ server/following/"),
     "PostgreSQL": (461, "server/journal/postgres server/config/database_url"),
-    "rounds and selection": (4920, "server/rounds/ server/selection/"),
+    "rounds and selection": (4920, "server/members/ server/rounds/ server/selection/"),
     "hosting of runs": (5350, "server/ server/hosting/"),
     "files, transfers, transport": (3553, "server/transfers/ server/transport/ server/files/ server/folding/"),
     "settings": (

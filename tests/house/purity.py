@@ -64,6 +64,8 @@ PURE = {
     "server/exchanges": "",
     "server/identity/rules.py": "",
     "server/names/conflicts.py": "atoll.ground.bounded_mapping",
+    "server/invariants.py": "",
+    "server/members": "",
     "server/rounds": "",
     "server/rounds/session_events.py": "atoll.protocol.secure.messages",  # values
     "server/rounds/one_sum.py": "atoll.protocol.secure.messages atoll.server.sessions.session",

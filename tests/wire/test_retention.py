@@ -10,9 +10,10 @@ from atoll.protocol.vocabulary import RunState
 from atoll.server.files import incoming
 from atoll.server.files.incoming import SMALL_BYTES
 from atoll.server.journal.state_directory import StateDirectory
+from atoll.server.members.member import Profile
 from atoll.server.process import host
 from atoll.server.required.keep import Keep
-from atoll.server.rounds.events import ClientJoined, CohortDrawn, Profile, RoundDue, RunStarted, Update, UpdateReceived
+from atoll.server.rounds.events import ClientJoined, CohortDrawn, RoundDue, RunStarted, Update, UpdateReceived
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import RunRules

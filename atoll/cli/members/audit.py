@@ -15,6 +15,7 @@ from atoll.cli.printing import as_json, note, say, table
 from atoll.cli.waiting import waiting_for
 from atoll.ground.printable import count_of, instead_of, printable, printable_size
 from atoll.operations.audit import (
+    actor_in_words,
     event_of,
     faults_in,
     newest_events,
@@ -58,7 +59,9 @@ Last = Annotated[
 ActionIs = Annotated[
     str, typer.Option("--action", metavar="A", help="Only events of this action: `run.stop`, or `run` for all of run.")
 ]
-Actor = Annotated[str, typer.Option("--actor", metavar="NAME", help="Only events of this actor.")]
+Actor = Annotated[
+    str, typer.Option("--actor", metavar="NAME", help="Only events of this actor, or on behalf of this user.")
+]
 Before = Annotated[
     int,
     typer.Option(
@@ -133,7 +136,8 @@ def show(
         as_json(found)
         return
     shown = ("seq", "time", "actor", "role", "action", "object", "outcome")
-    rows = [[printable(str(event[name])) for name in shown] for event in found["events"]]
+    events = [event | {"actor": actor_in_words(event)} for event in found["events"]]
+    rows = [[printable(str(event[name])) for name in shown] for event in events]
     table(shown, rows, empty="no such event")
     note(f"checkpoint {found['checkpoint']}" if found["checkpoint"] else "no checkpoint yet")
 

@@ -3,7 +3,7 @@
 import time
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,12 +13,16 @@ from atoll.cli.printing import as_json, clock, note, say, table
 from atoll.cli.waiting import waiting_for
 from atoll.ground.printable import instead_of
 from atoll.operations.faults import CommandError
-from atoll.operations.sites import agent_folder, in_plain_values, opened_requests, requests_at
+from atoll.operations.sites import (
+    agent_folder,
+    codec_of,
+    decide,
+    decision_in_words,
+    opened_requests,
+    requests_at,
+    run_asked,
+)
 from atoll.protocol.run_names import RunNotNamed, only_named
-
-if TYPE_CHECKING:
-    from atoll.client.policy.decide import Standing
-    from atoll.client.policy.history import PolicyHistory
 
 app = typer.Typer(
     cls=Commands, no_args_is_help=True, help="Decide for a site: on the runs that ask it, and on the sites in its sums."
@@ -43,9 +47,6 @@ Terms = Annotated[
 TAKEN_S = 10.0
 """Seconds that a command waits for a running agent to take what it asks for."""
 
-SHOWN_MAX = 80
-"""Characters of the operator's terms that a message quotes."""
-
 
 @app.command("list")
 def list_runs(state: State = None, json: options.Json = False) -> None:
@@ -65,7 +66,7 @@ def list_runs(state: State = None, json: options.Json = False) -> None:
                 *(run[name] for name in ("run", "task", "standing")),
                 *(clock(run[name]) for name in ("asked_at", "decided_at")),
                 run["algorithm"] or "-",
-                _codec(run["algorithm"], run["codec"]),
+                codec_of(run),
                 "sums" if run["secure"] else "-",
                 run["local"],
                 run["terms"],
@@ -84,17 +85,13 @@ def approve(run: options.RunArgument, terms: Terms = "", state: State = None, js
     notices an approval within a second. If the run later asks with another task, algorithm, codec or settings, it needs
     a new approval.
     """
-    from atoll.client.policy.decide import Standing
-
-    _decide(run, Standing.APPROVED, state, json, fingerprint=terms)
+    _decide(run, "approved", state, json, fingerprint=terms)
 
 
 @app.command()
 def reject(run: options.RunArgument, state: State = None, json: options.Json = False) -> None:
     """Reject a run, also one that the policy allows: its work here ends, and nothing more is sent to it."""
-    from atoll.client.policy.decide import Standing
-
-    _decide(run, Standing.REJECTED, state, json)
+    _decide(run, "rejected", state, json)
 
 
 @app.command()
@@ -103,7 +100,7 @@ def forget(run: options.RunArgument, state: State = None, json: options.Json = F
     from atoll.operations.local_audit import record_at_site
 
     with opened_requests(agent_folder(state)) as history:
-        run = _known(history, run)
+        run = run_asked(history, run)
         history.forget(run)
     record_at_site(history.path.parent, "site.forgotten", run, "")
     if json:
@@ -248,48 +245,13 @@ def archive(
     as_archived(agent_folder(state) / NAME, out, "agent", json=json)
 
 
-def _decide(run: str, standing: "Standing", state: Path | None, json: bool, *, fingerprint: str = "") -> None:
-    from atoll.client.policy.decide import Standing
-    from atoll.client.policy.history import OtherTerms
-    from atoll.operations.local_audit import record_at_site
-
+def _decide(run: str, standing: str, state: Path | None, json: bool, *, fingerprint: str = "") -> None:
     with opened_requests(agent_folder(state)) as history:
-        run = _known(history, run)
-        try:
-            terms = history.decided(run, standing, time.time(), fingerprint=fingerprint)
-        except OtherTerms:
-            what = f"run {run} does not ask on the terms {fingerprint[:SHOWN_MAX]!r}: nothing is approved"
-            raise CommandError(what, "`atoll site list` shows its present terms") from None
-    record_at_site(history.path.parent, f"site.{standing}", run, f"terms {in_plain_values(terms)['terms']}")
-    if standing is Standing.APPROVED and not fingerprint:
-        shown = in_plain_values(terms)["terms"]
+        terms = decide(history, run_asked(history, run), standing, terms=fingerprint)
+    if standing == "approved" and not fingerprint:
+        shown = terms["terms"]
         note(f"its newest terms, {shown}, are approved; --terms {shown} approves only terms that you have read")
     if json:
-        as_json(in_plain_values(terms))
+        as_json(terms)
         return
-    training = f"{terms.algorithm}, codec {_codec(terms.algorithm, terms.codec)}" if terms.algorithm else "evaluations"
-    is_of_data = terms.metrics.startswith("statistics ")
-    training = "statistics of its data" if is_of_data else training
-    metrics = terms.metrics.removeprefix("statistics ") if is_of_data else f"metrics {terms.metrics}"
-    metrics += ", in secure sums" if terms.secure else ""
-    say(f"run {run} is {standing}, for task {terms.task} with {training}, {metrics}, local = {terms.local}")
-
-
-def _codec(algorithm: str, codec: str) -> str:
-    """Return the codec as a person reads it; `-` for a run that has only asked for evaluations, and sends no update."""
-    return (codec or "plain") if algorithm else "-"
-
-
-def _known(history: "PolicyHistory", run: str) -> str:
-    """Return the id of a run that has asked, which is named by its id or, if only one has that name, by its name.
-
-    Raises:
-        CommandError: no such run has asked here, or several have.
-    """
-    known = [terms.run_id for terms in history.runs()]
-    try:
-        return only_named(run, ((run_id, run_id.rpartition("-")[0]) for run_id in known))
-    except RunNotNamed as error:
-        several = any(run_id.rpartition("-")[0] == run for run_id in known)
-        fault = str(error) if several else f"run {run!r} has not asked here{instead_of(run, known)}"
-        raise CommandError(fault) from None
+    say(decision_in_words(terms))

@@ -107,7 +107,7 @@ def export(
 
 
 def _kept_text(version: dict[str, Any]) -> str:
-    kept = "no"
+    kept = "-" if version["kept"] is None else "no"  # of a database whose state directory is elsewhere
     if version["kept"]:
         kept = "yes" if version["parts"] == 1 else f"in {version['parts']} parts"
     return f"{kept}, best" if version.get("best") else kept  # an older coordinator elsewhere names none

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from urllib.parse import quote, urlencode
 
+from atoll.ground.printable import printable
+
 TABS = (
     ("", "Run"),
     ("rounds", "Rounds"),
@@ -53,6 +55,12 @@ def of_members(place: int, page: str = "", **query: str) -> str:
     return path + (f"?{urlencode(query)}" if query else "")
 
 
+def of_agent(place: int, page: str = "", **query: str) -> str:
+    """Return the address of what was asked of a site, or of a page below it; arguments as of `of_run`."""
+    path = f"/agents/{place}" + (f"/{page}" if page else "")
+    return path + (f"?{urlencode(query)}" if query else "")
+
+
 def of_sweep(place: int, folder: str) -> str:
     """Return the address of the comparison of a sweep's cells."""
     return f"/compare?{urlencode({'sweep': key_of(place, folder)})}"
@@ -97,8 +105,8 @@ def other_pages(
 
 def trail(place: int, label: str, run: str = "") -> list[tuple[str, str]]:
     """Return the pages above a page: all runs, the place, and the run."""
-    above = [("Runs", "/"), (label, f"/?place={place}")]
-    return [*above, (run, of_run(place, run))] if run else above
+    above = [("Runs", "/"), (printable(label), f"/?place={place}")]
+    return [*above, (printable(run), of_run(place, run))] if run else above
 
 
 def tabs(place: int, run: str) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from atoll.dashboard.pages.blocks import (
     Cell,
     Facts,
     Field,
+    Form,
     Page,
     Sentences,
     TableBlock,
@@ -20,6 +21,7 @@ from atoll.dashboard.pages.blocks import (
     shown,
     size,
     state_cell,
+    text,
 )
 from atoll.ground.printable import count_of
 
@@ -36,9 +38,22 @@ EVERY_S = 5
 
 STANDINGS = ("undecided", "approved", "rejected")
 
+DECIDED_MAX = 10
+"""Largest number of requests without a decision that have buttons on the page of the site."""
+
+
+def trail(place: int, label: str) -> list[tuple[str, str]]:
+    """Return the pages above a page that decides on a request."""
+    return [*addresses.trail(place, label), ("Site", addresses.of_agent(place))]
+
 
 def requests(
-    place: int, label: str, rows: Sequence[Document], spool: Sequence[Document], asked: Mapping[str, str]
+    place: int,
+    label: str,
+    rows: Sequence[Document],
+    spool: Sequence[Document],
+    asked: Mapping[str, str],
+    token: str = "",
 ) -> Page:
     """Return the page of what was asked of a site.
 
@@ -48,17 +63,20 @@ def requests(
         rows: the runs that have asked, as `atoll site list --json`.
         spool: the finished updates that wait, as `Agent.spool` has them.
         asked: the filters `standing` and `text`.
+        token: the token of the visitor's forms; empty: there are none.
     """
-    standing, text = asked.get("standing", ""), asked.get("text", "")
+    standing, part = asked.get("standing", ""), asked.get("text", "")
     wanted = [
         row
         for row in rows
-        if standing in ("", row["standing"]) and text.lower() in f"{row['run']} {row['task']}".lower()
+        if standing in ("", row["standing"]) and part.lower() in f"{row['run']} {row['task']}".lower()
     ]
     undecided = [row["run"] for row in rows if row["standing"] == "undecided"]
     blocks: list[Block] = []
     if undecided:
-        blocks.append(Sentences("Waiting", [*_waiting(undecided)]))
+        blocks.append(Sentences("Waiting", [*_waiting(undecided, has_forms=bool(token))]))
+    due = [row for row in wanted if row["standing"] == "undecided"] if token else []
+    blocks += [decision(place, row, token) for row in due[:DECIDED_MAX]]
     blocks.append(
         TableBlock(
             "Runs that have asked",
@@ -66,11 +84,11 @@ def requests(
                 *("run", "standing", "task", "asked", "decided", "algorithm", "codec", "metrics"),
                 *("secure", "training settings", "terms"),
             ),
-            [_request(place, row) for row in wanted[:ROWS_MAX]],
+            [_request(place, row, has_forms=bool(token)) for row in wanted[:ROWS_MAX]],
             left_out(len(wanted), ROWS_MAX, "run"),
             "no such run" if rows else "no run has asked this site yet",
             (),
-            [Field("standing", "standing", standing, STANDINGS), Field("text", "text", text)],
+            [Field("standing", "standing", standing, STANDINGS), Field("text", "text", part)],
         )
     )
     blocks.append(
@@ -86,24 +104,64 @@ def requests(
     return Page("Site", blocks, addresses.trail(place, label), addresses.tabs_of_agent(place), lead=lead, every=EVERY_S)
 
 
-def _waiting(undecided: Sequence[str]) -> Iterator[str]:
+def request(place: int, label: str, row: Document, token: str) -> Page:
+    """Return the page of one request, with all of its terms and the forms that decide on it.
+
+    Args:
+        place: the number of the place.
+        label: its name.
+        row: the request, as `atoll site list --json` has it.
+        token: the token of the visitor's forms.
+    """
+    rows = [(name, _terms_cell(row, name)) for name in ("task", "algorithm", "codec", "metrics", "secure", "terms")]
+    times = [("asked", instant(row["asked_at"])), ("decided", instant(row["decided_at"]))]
+    blocks: list[Block] = [
+        Facts("Request", [("run", cell(row["run"])), ("standing", state_cell(row["standing"])), *times, *rows]),
+        text("Training settings", str(row["local"])),
+        decision(place, row, token),
+    ]
+    return Page(f"Request of {shown(row['run'])}", blocks, trail(place, label))
+
+
+def decision(place: int, row: Document, token: str) -> Form:
+    """Return the form that approves or rejects a run that has asked; arguments as of `request`."""
+
+    def address(act: str) -> str:
+        return addresses.of_agent(place, f"control/{act}", run=row["run"])
+
+    acts = [(title, address(act)) for act, title, standing in ACTS if standing != row["standing"]]
+    (first, to), *others = acts
+    note = f"task {shown(row['task'])}, terms {row['terms']}"
+    seen = [("terms", str(row["terms"])), ("standing", str(row["standing"]))]
+    return Form(f"Decide on {shown(row['run'])}", to, first, (), token, note, hidden=seen, others=others)
+
+
+ACTS = (("approve", "Approve", "approved"), ("reject", "Reject", "rejected"))
+"""The decisions: the end of their address, their button, and the standing that they give."""
+
+
+def _waiting(undecided: Sequence[str], *, has_forms: bool) -> Iterator[str]:
     names = ", ".join(map(shown, undecided[:10])) + (f" and {len(undecided) - 10} more" if len(undecided) > 10 else "")
-    yield (
-        f"without a decision: {names}; if the policy wants one (`approval`): `atoll site approve RUN` or "
-        "`atoll site reject RUN`, after a look at the terms"
-    )
+    how = "`atoll site approve RUN` or `atoll site reject RUN`, after a look at the terms"
+    if has_forms:
+        how = f"the forms of the first {DECIDED_MAX} below, and of each run with all of its terms behind its standing"
+    yield f"without a decision: {names}; if the policy wants one (`approval`): {how}"
 
 
-def _request(place: int, row: Document) -> list[Cell]:
-    codec = (row["codec"] or "plain") if row["algorithm"] else None
+def _request(place: int, row: Document, *, has_forms: bool) -> list[Cell]:
     return [
         cell(row["run"], addresses.of_place(place, "decisions", actor=row["run"])),
-        state_cell(row["standing"]),
+        state_cell(row["standing"], addresses.of_agent(place, "control", run=row["run"]) if has_forms else ""),
         cell(row["task"]),
         *(instant(row["asked_at"]), instant(row["decided_at"])),
-        *(cell(row["algorithm"]), cell(codec), cell(row["metrics"])),
-        *(cell("sums" if row["secure"] else None), cell(row["local"]), cell(row["terms"])),
+        *(_terms_cell(row, name) for name in ("algorithm", "codec", "metrics", "secure", "local", "terms")),
     ]
+
+
+def _terms_cell(row: Document, name: str) -> Cell:
+    if name == "codec":
+        return cell((row["codec"] or "plain") if row["algorithm"] else None)
+    return cell("sums" if row["secure"] else None) if name == "secure" else cell(row[name])
 
 
 def _spooled(row: Document) -> list[Cell]:

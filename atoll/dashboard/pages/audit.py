@@ -7,6 +7,7 @@ from typing import Any
 from atoll.dashboard.pages import addresses
 from atoll.dashboard.pages.blocks import Block, Cell, Facts, Field, Page, Sentences, TableBlock, cell, instant, shown
 from atoll.ground.printable import count_of
+from atoll.interface.audit import actor_in_words
 
 Document = Mapping[str, Any]
 
@@ -95,5 +96,5 @@ def _proof(document: Document, proof: Proof) -> Iterator[tuple[str, Cell]]:
 
 def _row(event: Document) -> list[Cell]:
     digests = ", ".join(f"{name} {value}" for name, value in event["digests"].items())
-    names = ("seq", "time", "actor", "role", "action", "object", "outcome")
-    return [*(cell(event[name]) for name in names), cell(digests)]
+    rest = (cell(event[name]) for name in ("role", "action", "object", "outcome"))
+    return [cell(event["seq"]), cell(event["time"]), cell(actor_in_words(event)), *rest, cell(digests)]

@@ -130,12 +130,21 @@ class TableBlock:
 
 @dataclass(frozen=True)
 class Sentences:
-    """Sentences, or the lines of a log."""
+    """Sentences, or the lines of a log.
+
+    Args:
+        title: the title.
+        lines: the sentences.
+        is_log: whether they are the lines of a log.
+        note: a sentence below them; empty: none.
+        links: pages about them: their text and address.
+    """
 
     title: str
     lines: Sequence[str]
     is_log: bool = False
     note: str = ""
+    links: Sequence[tuple[str, str]] = ()
     kind: Literal["sentences"] = "sentences"
 
 
@@ -198,6 +207,8 @@ class Form:
         token: the token of the visitor's forms; empty: it leads to a page.
         note: a sentence below it.
         id: its name, by which boxes elsewhere on the page belong to it; empty: none do.
+        hidden: further values that are sent.
+        others: further buttons: their texts, and the addresses that they send the form to.
     """
 
     title: str
@@ -207,6 +218,8 @@ class Form:
     token: str = ""
     note: str = ""
     id: str = ""
+    hidden: Sequence[tuple[str, str]] = ()
+    others: Sequence[tuple[str, str]] = ()
     kind: Literal["form"] = "form"
 
 
@@ -249,8 +262,13 @@ def shown(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}"
-    text = printable(" ".join(str(value).split()))
-    return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"
+    found = printable(" ".join(str(value).split()))
+    return found if len(found) <= TEXT_MAX else found[: TEXT_MAX - 1] + "…"
+
+
+def text(title: str, value: str) -> Text:
+    """Return a text of several lines as a block, in printable characters."""
+    return Text(title, "\n".join(map(printable, value.splitlines())))
 
 
 def state_cell(state: str, href: str = "") -> Cell:

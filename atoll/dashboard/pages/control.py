@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atoll.dashboard.pages import addresses
-from atoll.dashboard.pages.blocks import Block, Cell, Facts, Field, Form, Page, Sentences, Text, cell, shown, state_cell
+from atoll.dashboard.pages.blocks import Block, Cell, Facts, Field, Form, Page, Sentences, cell, shown, state_cell, text
 
 ROLES = ("client", "operator", "auditor", "owner", "aggregator")
 """The roles of members that can be invited and revoked."""
@@ -85,18 +85,26 @@ def trail_of_members(place: int, label: str) -> list[tuple[str, str]]:
     return [*addresses.trail(place, label), *above]
 
 
-def done(sentence: str, trail: Sequence[tuple[str, str]], *, code: str = "", text: str = "") -> Page:
+def done(
+    sentence: str,
+    trail: Sequence[tuple[str, str]],
+    seen: Sequence[tuple[str, str]],
+    *,
+    code: str = "",
+    document: str = "",
+) -> Page:
     """Return what came of a form.
 
     Args:
         sentence: what was done.
         trail: the pages above it.
+        seen: the pages on which it is seen: their text and address.
         code: a join code; empty: none.
-        text: a document; empty: none.
+        document: a document in JSON; empty: none.
     """
-    blocks: list[Block] = [Sentences("Done", [shown(sentence)])]
+    blocks: list[Block] = [Sentences("Done", [shown(sentence)], links=seen)]
     if code:
         blocks.append(Facts("Join code", [("hand it over in confidence", Cell(code))]))
-    if text:
-        blocks.append(Text("Document", text))
+    if document:
+        blocks.append(text("Document", document))
     return Page("Done", blocks, trail)

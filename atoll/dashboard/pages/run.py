@@ -13,7 +13,6 @@ from atoll.dashboard.pages.blocks import (
     Grid,
     Page,
     Sentences,
-    Text,
     cell,
     instant,
     left_out,
@@ -21,6 +20,7 @@ from atoll.dashboard.pages.blocks import (
     shown,
     size,
     state_cell,
+    text,
 )
 from atoll.ground.printable import count_of, printable
 
@@ -61,7 +61,7 @@ def run(
     if lines:
         newest = [f"{instant(at).text}  {shown(line)}" for at, line in reversed(lines)]
         blocks.append(Sentences("Log", newest, is_log=True, note="the newest line first"))
-    blocks.append(Text("Settings", toml))
+    blocks.append(text("Settings", toml))
     tabs, key = addresses.tabs(place, run_id), addresses.key_of(place, run_id)
     return Page(run_id, blocks, addresses.trail(place, label), tabs, key, _lead(document))
 

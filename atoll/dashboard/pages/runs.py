@@ -67,7 +67,7 @@ def runs(places: Sequence[OfPlace], *, state: str = "", text: str = "") -> Page:
     for place in places:
         fields = [Field("state", "state", state, STATES), Field("text", "text", text)]
         if place.fault:
-            blocks.append(Sentences(place.label, [printable(place.fault)]))
+            blocks.append(Sentences(shown(place.label), [printable(place.fault)]))
             continue
         if place.kind == "agent":
             blocks.append(_of_agent(place, text))
@@ -75,7 +75,7 @@ def runs(places: Sequence[OfPlace], *, state: str = "", text: str = "") -> Page:
         wanted = [row for row in reversed(place.rows) if _counts(row, state, text)]
         blocks.append(
             TableBlock(
-                place.label,
+                shown(place.label),
                 ("run", "state", "version", "of", "task", "created", "cause or wait"),
                 [_row(place, row) for row in wanted[:ROWS_MAX]],
                 left_out(len(wanted), ROWS_MAX, "older run", "narrow by state or text"),
@@ -88,7 +88,7 @@ def runs(places: Sequence[OfPlace], *, state: str = "", text: str = "") -> Page:
     if any(place.rows and place.kind != "agent" for place in places):
         note = "choose two to twenty runs by their boxes: differing settings, and a metric over rounds, bytes or time"
         blocks.append(Form("Compare", "/compare", "Compare", note=note, id="compare"))
-    notices = [f"{place.label}: {said}" for place in places for said in _notices(place.rows)]
+    notices = [f"{shown(place.label)}: {said}" for place in places for said in _notices(place.rows)]
     if notices:
         blocks.insert(0, Sentences("Notices", notices))
     return Page("Runs", blocks, every=EVERY_S)
@@ -107,7 +107,7 @@ def _of_agent(place: OfPlace, text: str) -> TableBlock:
     rows = sorted(place.rows, key=lambda row: -float(row["asked_at"]))
     wanted = [row for row in rows if text.lower() in f"{row['run']} {row['task']}".lower()]
     return TableBlock(
-        place.label,
+        shown(place.label),
         ("run that has asked", "standing", "task", "asked", "decided"),
         [
             (

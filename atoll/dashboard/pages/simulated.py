@@ -10,13 +10,13 @@ from atoll.dashboard.pages.blocks import (
     Facts,
     Page,
     TableBlock,
-    Text,
     cell,
     duration,
     left_out,
     shown,
     size,
     state_cell,
+    text,
     troubled_first,
 )
 from atoll.dashboard.pages.run import curves_of
@@ -68,7 +68,7 @@ def run(place: int, label: str, name: str, document: Document, rows: Sequence[Do
         )
     )
     if toml:
-        blocks.append(Text("Settings", toml))
+        blocks.append(text("Settings", toml))
     every = EVERY_S if document["state"] == "running" else 0
     lead = f"{shown(document['state'])}; version {document['version']} of {shown(document['rounds'])}"
     return Page(shown(document["run"]), blocks, addresses.trail(place, label), (), "", lead, every)

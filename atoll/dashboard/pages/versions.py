@@ -75,7 +75,7 @@ def _row(row: Document, names: Sequence[str]) -> list[Cell]:
     return [
         cell(row["version"]),
         instant(row["created_at"]),
-        Cell("kept" if row["kept"] else "deleted"),
+        Cell("-" if row["kept"] is None else "kept" if row["kept"] else "deleted"),
         Cell("best" if row["best"] else "-", mark="finished" if row["best"] else ""),
         size(row["num_bytes"]),
         *(cell(measured.get(name)) for name in names),

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.rounds.candidate import Candidate
-from atoll.server.rounds.events import Profile, Update
+from atoll.server.members.member import Candidate, Profile
+from atoll.server.rounds.events import Update
 
 LOSS_MAX = 1e100
 """Maximum loss that counts, as in `oort_utility`."""

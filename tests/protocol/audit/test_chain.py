@@ -65,10 +65,12 @@ def test_a_log_is_sound_and_its_reader_says_what_is_in_it():
     assert found.last_checkpoint.checkpoint == Checkpoint(22, read_line(lines[-1]).prev)
 
 
-def test_a_line_is_read_as_it_was_written():
-    data, head = event_line(EVENT, Head())
+@pytest.mark.parametrize("event", [EVENT, replace(EVENT, on_behalf_of="olga@example.org")])
+def test_a_line_is_read_as_it_was_written(event):
+    data, head = event_line(event, Head())
     line = read_line(data)
-    assert line.event == EVENT
+    assert line.event == event
+    assert (b"on_behalf_of" in data) == bool(event.on_behalf_of)
     assert (line.seq, line.prev, line.digest, head) == (0, GENESIS, head.digest, Head(1, line.digest, 1))
     assert json.loads(data)["time"] == AT
 
@@ -97,7 +99,8 @@ def test_whatever_an_event_says_is_one_line_that_can_be_read(actor, outcome, dig
 
 def test_the_longest_event_is_a_line_that_can_be_read():
     wide = "\U0001f3dd" * 300  # twelve bytes each in ASCII
-    data, _ = event_line(Event(AT, *[wide] * 5, {f"{n}{wide}": wide for n in range(9)}), Head())
+    head = Head(10**17, "a" * 64)
+    data, _ = event_line(Event(AT, *[wide] * 5, {f"{n}{wide}": wide for n in range(9)}, wide), head)
     assert len(data) <= LINE_BYTES_MAX
     assert read_line(data).event.actor == "\U0001f3dd" * (TEXT_MAX - 3) + "..."
 
@@ -242,6 +245,9 @@ def test_no_bytes_are_more_than_no_line(data):
             ("actor", None),
             ("digests", []),
             ("digests", {"a": 1}),
+            ("on_behalf_of", 1),
+            ("on_behalf_of", ""),
+            ("on_behalf_off", "olga"),
         ],
     ],
 )

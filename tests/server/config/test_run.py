@@ -20,8 +20,8 @@ from atoll.server.config.kinds import CODECS, SERVER_OPTIMIZERS
 from atoll.server.config.process import AggregatorConfig, CoordinatorConfig, HostFile
 from atoll.server.config.run import CohortConfig, RunConfig, RunFile
 from atoll.server.folding.method import Method
+from atoll.server.members.oort_pacer import PACER_WINDOW
 from atoll.server.rounds.events import Contribution
-from atoll.server.rounds.oort_pacer import PACER_WINDOW
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import SAMPLERS, power_of_choice

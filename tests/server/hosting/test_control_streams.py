@@ -2,7 +2,7 @@ import asyncio
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.server.hosting.control_streams import OUTBOX_MAX, Connection, Hub
-from atoll.server.rounds.events import Profile
+from atoll.server.members.member import Profile
 
 MESSAGE = pb.ServerMessage(release=pb.Release(round_id=1))
 

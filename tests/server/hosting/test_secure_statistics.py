@@ -17,7 +17,7 @@ from atoll.server.errors import OperatorError
 from atoll.server.hosting import secure_sums
 from atoll.server.hosting.control_streams import Connection
 from atoll.server.hosting.secure_statistics import Asked, Host, SecureStatistics, sites_to_ask
-from atoll.server.rounds.events import Profile
+from atoll.server.members.member import Profile
 from atoll.server.statistics.sum_sites import SumSites
 from tests.client.site.sites import CA, NOW, sites_of
 from tests.client.work.test_sums_of_metrics import Shells

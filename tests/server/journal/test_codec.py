@@ -23,6 +23,7 @@ from atoll.server.journal.codec import (
     encode_rules,
     lies_at,
 )
+from atoll.server.members.member import Profile
 from atoll.server.rounds import events as ev
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.policy import StragglerPolicy
@@ -168,7 +169,7 @@ def some_history():
     clients = ("a", "b", "c")
     yield 0.0, ev.RunStarted("m0")
     for client in clients:
-        yield 0.5, ev.ClientJoined(client, f"s-{client}", ev.Profile(7, "x"))
+        yield 0.5, ev.ClientJoined(client, f"s-{client}", Profile(7, "x"))
     yield 1.0, ev.RoundDue()
     yield 1.0, ev.CohortDrawn(1, clients)
     yield 1.5, ev.UploadBegun("a", 1)
@@ -183,7 +184,7 @@ def some_history():
     yield 4.0, ev.ClientDisconnected("b", "s-b")
     yield 5.0, ev.ClientLost("b", LossReason.LEASE_EXPIRED)
     yield 20.0, ev.CoordinatorStarted(6.0)
-    yield 21.0, ev.ClientJoined("c", "s-c2", ev.Profile(7), (2,))
+    yield 21.0, ev.ClientJoined("c", "s-c2", Profile(7), (2,))
     yield 22.0, update("c", 2, 1)
     yield 23.0, ev.Aggregated(2, "m2")
     yield 23.5, ev.ClientEvaluated("c", 2, {"accuracy": (1.0, 2.0)})

@@ -13,8 +13,7 @@ from atoll.server.journal.member_rows import Page
 from atoll.server.journal.rows import Batch, Snapshot
 from atoll.server.journal.schema import MEMBERS, MEMBERS_BY_PAGE, META, PARTICIPATIONS, ROUNDS, SNAPSHOTS, SUMMARIES
 from atoll.server.journal.state_directory import StateDirectory
-from atoll.server.rounds.events import Profile
-from atoll.server.rounds.member import Member
+from atoll.server.members.member import Member, Profile
 from atoll.server.views.history import History
 from atoll.server.views.views import View, look
 from tests.server.views.test_history import write_history

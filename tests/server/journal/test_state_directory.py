@@ -16,7 +16,7 @@ from atoll.server.journal.holder import is_held, running_coordinator
 from atoll.server.journal.journal import Journal
 from atoll.server.journal.schema import SCHEMA_VERSION, StateTooNew
 from atoll.server.journal.state_directory import StateDirectory
-from atoll.server.rounds.events import Profile
+from atoll.server.members.member import Profile
 from atoll.server.rounds.ledger import Ledger
 
 HOLDER = """

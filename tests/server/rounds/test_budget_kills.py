@@ -12,6 +12,8 @@ import pytest
 
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, Phase, RunState
 from atoll.server.journal.codec import decode_event, decode_ledger, encode_event, encode_ledger
+from atoll.server.members.member import Profile
+from atoll.server.members.membership import Membership
 from atoll.server.rounds.events import (
     Aggregate,
     Aggregated,
@@ -22,14 +24,12 @@ from atoll.server.rounds.events import (
     CoordinatorStarted,
     Effect,
     Event,
-    Profile,
     RoundDue,
     RunStarted,
     Update,
     UpdateReceived,
 )
 from atoll.server.rounds.ledger import Ledger
-from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import RunRules

@@ -20,7 +20,7 @@ from atoll.protocol.vocabulary import (
     Version,
 )
 from atoll.server.journal.codec import decode_record, encode_record
-from atoll.server.rounds.candidate import Candidate
+from atoll.server.members.member import Candidate, Profile
 from atoll.server.rounds.events import (
     Abandon,
     Accept,
@@ -39,7 +39,6 @@ from atoll.server.rounds.events import (
     Effect,
     Event,
     Invite,
-    Profile,
     Reject,
     Release,
     RoundDue,

@@ -12,11 +12,11 @@ import pytest
 from atoll.protocol.vocabulary import Version
 from atoll.server.exchanges.deliveries import Deliveries
 from atoll.server.exchanges.exchange import Exchange
+from atoll.server.invariants import Violation
 from atoll.server.journal.codec import encode_ledger
 from atoll.server.rounds.buffer_round import Buffer
 from atoll.server.rounds.cohort_round import Round
 from atoll.server.rounds.events import Commit, RoundDue
-from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.run_machine import RunMachine

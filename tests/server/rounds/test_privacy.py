@@ -9,7 +9,7 @@ from atoll.protocol.privacy.adaptive_clip import AdaptiveClip
 from atoll.protocol.privacy.gaussian import epsilon_of, mu_of, mu_within, noise_multiplier_of
 from atoll.protocol.vocabulary import AbandonReason, ClientId, Digest, FailureReason, RoundId, RunState
 from atoll.server.journal.codec import decode_ledger, decode_rules, encode_ledger, encode_rules
-from atoll.server.rounds.candidate import Candidate
+from atoll.server.members.member import Candidate, Profile
 from atoll.server.rounds.events import (
     Aggregate,
     Aggregated,
@@ -22,7 +22,6 @@ from atoll.server.rounds.events import (
     EndRun,
     FilesLost,
     OpenNextRound,
-    Profile,
     PublishedNamed,
     ResumeRequested,
     RoundDue,

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, Version
-from atoll.server.rounds.candidate import Candidate
+from atoll.server.members.member import Candidate
+from atoll.server.members.oort_pacer import Pacer
 from atoll.server.rounds.events import Sums, Update
-from atoll.server.rounds.oort_pacer import Pacer
 from atoll.server.rounds.oort_utility import loss_of, utility_of
 from atoll.server.selection.oort import Oort, normalized, quantile, slowness, temporal_uncertainty
 from atoll.server.selection.sampling import draw

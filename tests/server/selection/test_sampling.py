@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.config.extensions import CUSTOM_SAMPLER
-from atoll.server.rounds.candidate import Candidate
+from atoll.server.members.member import Candidate
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import (
     SAMPLERS,

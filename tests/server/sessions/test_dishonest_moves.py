@@ -390,6 +390,33 @@ def _after_kill_9(site: Site) -> Promises:
     return promises
 
 
+def test_a_site_whose_state_was_put_back_is_refused_by_all_its_peers_until_they_pin_it_again():  # 61
+    for seed in SEEDS:
+        draw = random.Random(f"put back {seed}")
+        sites = sites_of(draw.randint(4, 6))
+        for site in sites:
+            site.promises.base_repeats_max = 99
+        restored, before, after = draw.choice(sites), draw.randint(0, 3), draw.randint(1, 3)
+        for number in range(1, before + 1):
+            Honest.over(sites, terms_of(round=number)).agreed()
+        backup = [*restored.written]
+        for number in range(before + 1, before + after + 1):
+            Honest.over(sites, terms_of(round=number)).agreed()
+        restored.written = backup
+        restored.promises = _after_kill_9(restored)
+        for number in (1, 2):  # also in a later round
+            session = Honest.over(sites, terms_of(round=before + after + number))
+            for position, site in enumerate(sites):
+                if site is not restored:
+                    gone = session.ask(session.roster, position)
+                    assert f"the promises of {restored.name} are others than this site has seen" in gone.reason
+        restored.key = Ed25519PrivateKey.generate()
+        for site in sites:
+            site.pinned[restored.name] = restored.identity.key
+        session = Honest.over(sites, terms_of(round=before + after + 3))
+        assert all(isinstance(session.ask(session.roster, n), SealedShares) for n in range(len(sites)))
+
+
 def test_one_base_in_more_rounds_than_the_policy_allows():  # 40
     for seed in SEEDS:
         draw = random.Random(seed)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,6 +67,17 @@ def test_the_spread_is_numpys(values):
     assert np.isclose(found["deviation"], np.std(list(values.values())), atol=1e-6)
     assert found["worst"]["value"] == min(values.values())
     assert spread("loss", values)["worst"]["value"] == max(values.values())
+
+
+@pytest.mark.parametrize(
+    ("values", "mean", "deviation"),
+    [((1e308, 1e308), 1e308, 0.0), ((1.5e308, -1.5e308), 0.0, 1.5e308), ((1e200, 0.0), 5e199, 5e199)],
+)
+def test_sites_that_send_the_largest_numbers_have_a_spread(
+    values: tuple[float, ...], mean: float, deviation: float
+) -> None:
+    found = spread("accuracy", dict(zip("ab", values, strict=True)))
+    assert (found["mean"], found["deviation"]) == (pytest.approx(mean), pytest.approx(deviation))
 
 
 def test_the_training_of_a_repeated_round_is_not_shown_for_the_abandoned_one():

@@ -3,6 +3,7 @@
 from typing import Any
 
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId
+from atoll.server.members.member import Profile
 from atoll.server.rounds.events import (
     ClientEvaluated,
     ClientFailed,
@@ -10,7 +11,6 @@ from atoll.server.rounds.events import (
     ClientLost,
     CoordinatorStarted,
     Event,
-    Profile,
     ResumeRequested,
     RoundDue,
     StopRequested,

@@ -70,6 +70,38 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("round", value) for value in (None, "1", 1.5, True, [1])],
+        *[(name, value) for name in ("virtual_s", "bytes_up", "bytes_down") for value in (None, "1", 1e999, 10**400)],
+        *[("invited", value) for value in ("2", [2], {"a": 2}, float("nan"))],
+        *[(name, value) for name in ("server", "clients", "fates", "client_values") for value in (1, "x", ["a"])],
+        *[("client_values", {"a": 1}), ("train_values", {"a": [1]}), ("fates", {"a": None}), ("state", None)],
+    ],
+)
+def test_a_line_of_other_types_is_no_round(tmp_path: Path, name: str, value: object) -> None:
+    write_run(tmp_path, [line(1, **{name: value}) if name != "round" else line(1) | {"round": value}, line(2)])
+    with pytest.raises(NoReport, match=r"rounds.jsonl, line 1: is not a round"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["run.toml", "result.json", "population.json"])
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"[" * 100_000, b"[]", b"1"])
+def test_a_half_written_file_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+    write_run(tmp_path, [line(1)])
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(NoReport, match=name):
+        read_run(tmp_path)
+
+
+def test_a_line_is_left_out_whose_last_letter_is_being_written(tmp_path: Path) -> None:
+    write_run(tmp_path, [line(1)])
+    with (tmp_path / "rounds.jsonl").open("ab") as log:
+        log.write('{"round": 2, "why": "é'.encode()[:-1])
+    assert len(read_run(tmp_path).rounds) == 1
+
+
 @pytest.mark.parametrize("name", ["rounds.jsonl", "result.json", "run.toml", "SHA256SUMS"])
 def test_a_run_whose_files_are_damaged_enters_no_table(tmp_path: Path, name: str) -> None:
     write_run(tmp_path, [line(1), line(2)])

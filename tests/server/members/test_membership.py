@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.journal.codec import decode, encode
-from atoll.server.rounds.candidate import Candidate
-from atoll.server.rounds.events import Profile
-from atoll.server.rounds.leases import Leases
-from atoll.server.rounds.membership import Membership
+from atoll.server.members.leases import Leases
+from atoll.server.members.member import Candidate, Profile
+from atoll.server.members.membership import Membership
 
 A, B = ClientId("a"), ClientId("b")
 

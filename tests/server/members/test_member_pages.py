@@ -18,11 +18,10 @@ from atoll.server.journal.pruning import Stay
 from atoll.server.journal.recovery import read_bare_base
 from atoll.server.journal.rows import Batch, Snapshot
 from atoll.server.journal.state_directory import StateDirectory
-from atoll.server.rounds.events import Profile
+from atoll.server.members.member import Member, Profile
+from atoll.server.members.member_pages import CONTENTS
+from atoll.server.members.membership import Membership
 from atoll.server.rounds.ledger import Ledger
-from atoll.server.rounds.member import Member
-from atoll.server.rounds.member_pages import CONTENTS
-from atoll.server.rounds.membership import Membership
 
 RUN = RunId("r")
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from operator import itemgetter
 
 from atoll.protocol.vocabulary import ClientId
-from atoll.server.rounds.candidate import Candidate
-from atoll.server.rounds.member import Member
+from atoll.server.members.member import Candidate, Member
 
 _CLIENT_ID = itemgetter(0)  # half the time that `attrgetter` takes
 

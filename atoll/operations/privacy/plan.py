@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError
-from atoll.operations.privacy_rounds import Rounds, faults_of_rounds, rounds_of
+from atoll.operations.privacy.rounds import Rounds, faults_of_rounds, rounds_of
 from atoll.operations.requests import PrivacyPlanRequest
 from atoll.protocol.privacy import correlated, gaussian
 from atoll.protocol.privacy.guarantee import EXACT, Guarantee, Mechanism, NoiseBy
@@ -16,7 +16,7 @@ from atoll.protocol.privacy.poisson_account import PoissonAccount, most
 from atoll.protocol.secure.session_size import MEMBERS_MAX
 
 if TYPE_CHECKING:
-    from atoll.operations.privacy_preview import Preview
+    from atoll.operations.privacy.preview import Preview
     from atoll.task.array_task import ArrayTask
     from atoll.task.task import Task
 
@@ -115,7 +115,7 @@ def plan(request: PrivacyPlanRequest, task: "Task | ArrayTask | None" = None) ->
     found = _of_clients(request) if request.unit == "client" else _of_examples(request)
     if request.simulate is None:
         return found
-    from atoll.operations.privacy_preview import preview  # it imports the simulator
+    from atoll.operations.privacy.preview import preview  # it imports the simulator
 
     return dataclasses.replace(found, preview=preview(request, settings_of(request, found), task))
 

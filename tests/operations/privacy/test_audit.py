@@ -11,7 +11,7 @@ import atoll.parallel.audits.examples as of_examples
 import atoll.parallel.private.passes as private_passes
 import atoll.training.private.captured_gradients as captured
 from atoll.operations.faults import CommandError
-from atoll.operations.privacy_audit import PrivacyAudit, audit
+from atoll.operations.privacy.audit import PrivacyAudit, audit
 from atoll.operations.requests import PrivacyAuditRequest
 from atoll.parallel.audits.examples import Canaries, scores_of_examples
 from atoll.parallel.trainer.job import Job

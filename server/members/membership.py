@@ -9,19 +9,27 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from atoll.protocol.vocabulary import ClientId, FailureReason, RoundId
-from atoll.server.rounds.candidate import Candidate
-from atoll.server.rounds.candidate_index import CandidateIndex
-from atoll.server.rounds.events import Profile
-from atoll.server.rounds.invariants import Violation
-from atoll.server.rounds.member import Member, Trouble
-from atoll.server.rounds.member_pages import Unwritten
-from atoll.server.rounds.oort_pacer import Pacer
-from atoll.server.rounds.privacy_rules import PrivacyRules
+from atoll.server.invariants import Violation
+from atoll.server.members.candidate_index import CandidateIndex
+from atoll.server.members.member import Candidate, Member, Profile, Trouble
+from atoll.server.members.member_pages import Unwritten
+from atoll.server.members.oort_pacer import Pacer
 
 DETAIL_MAX = 200
 """Number of characters of a failure's detail that are kept, from its end: a traceback ends with its error."""
+
+
+class UseRules(Protocol):
+    """Rules of how often one client may be in a private sum; see `PrivacyRules`."""
+
+    def spent_after(self, spent: float, uses: int, number: int) -> float:
+        """Return what a client has spent after `number` further uses."""
+
+    def allows(self, spent: float, uses: int) -> bool:
+        """Return whether a client may be used once more."""
 
 
 def _average(old: float | None, new: float) -> float:
@@ -144,13 +152,13 @@ class Membership:
 
     # ------------------------------------------------------------ privacy
 
-    def charge(self, client_id: ClientId, rules: PrivacyRules) -> None:
+    def charge(self, client_id: ClientId, rules: UseRules) -> None:
         """Charge a client for the private sum that its update is in. Nothing ever takes a charge back."""
         member = self._changing(client_id)
         assert member is not None, client_id
         self._charge(client_id, member, 1, rules)
 
-    def charge_all(self, number: int, rules: PrivacyRules) -> None:
+    def charge_all(self, number: int, rules: UseRules) -> None:
         """Charge every client, also those that join later, for `number` private sums whose clients are not known."""
         for client_id in [*self.members]:
             member = self._changing(client_id)
@@ -161,7 +169,7 @@ class Membership:
         self.is_unseen_spent = not rules.allows(self.unseen_spent, self.unseen_uses)
         self._note_most(self.unseen_uses, self.unseen_spent)
 
-    def _charge(self, client_id: ClientId, member: Member, number: int, rules: PrivacyRules) -> None:
+    def _charge(self, client_id: ClientId, member: Member, number: int, rules: UseRules) -> None:
         spent = rules.spent_after(member.spent, member.uses, number)
         member.uses, member.spent = member.uses + number, spent
         self._note_most(member.uses, member.spent)
@@ -200,7 +208,7 @@ class Membership:
         """Return whether a client may be in a further private sum; without privacy each may."""
         return not self.members[client_id].is_spent
 
-    def follow_budget(self, rules: PrivacyRules) -> None:
+    def follow_budget(self, rules: UseRules) -> None:
         """Apply another budget to all members, after a resume."""
         self.is_unseen_spent = not rules.allows(self.unseen_spent, self.unseen_uses)
         for client_id in [*self.members]:
@@ -208,7 +216,7 @@ class Membership:
             assert member is not None
             self._mark(client_id, member, rules)
 
-    def _mark(self, client_id: ClientId, member: Member, rules: PrivacyRules) -> None:
+    def _mark(self, client_id: ClientId, member: Member, rules: UseRules) -> None:
         self.num_spent -= member.is_spent
         member.is_spent = not rules.allows(member.spent, member.uses)
         self.num_spent += member.is_spent
