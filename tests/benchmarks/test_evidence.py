@@ -18,7 +18,7 @@ from benchmarks import secure_deaths
 from benchmarks.crash_matrix import IN_A_MESH, QUICK, QUICK_SECURE, Tally, bars_of, schedule
 from benchmarks.evidence import Ledger, accepted_in_logs, judge
 from benchmarks.federation import RANK, Recovery
-from tests.federation import test_private_sums
+from tests.federation import private_deaths, test_private_sums
 from tests.federation.statistics import test_secure_deaths
 
 
@@ -115,9 +115,10 @@ OUTSIDE_THE_MATRIX = {
     for step in (
         *(step for deaths in test_secure_deaths.STEPS.values() for step in deaths.values()),
         *test_private_sums.STEPS,
+        *(step for steps in private_deaths.POINTS.values() for step in steps if step not in secure_deaths.NOT_IN_SUMS),
     )
 }
-"""The steps of secure sums of statistics, and of private ones: their outcome is judged in those tests."""
+"""The steps of secure sums of statistics, of private ones, and of fresh noise: their outcome is judged in those tests."""
 
 
 def test_every_crash_point_of_secure_sums_has_a_death():
