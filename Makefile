@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 PEERS := .venv-peers/.installed
 BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation batched audit_log data_plane parts round_vs_flower hostile rotation ranks import_time startup trees large_client flower_app agent_memory sizing secure_mask privacy private_utility secure_mesh scrape shared_noise
 
-.PHONY: setup peers demo demo-large demo-private test test-fast test-long durations coverage test-parallel test-flower flower-table flower-strategy-tests browser-test test-cuda check format constraints proto docs notebooks bench bench-guard bench-views soak pages odd-tasks chaos-hour soak-live bad-week deaths fuzz papers mutants image-test slurm-test clean
+.PHONY: setup peers demo demo-large demo-private test test-fast test-long durations coverage test-parallel test-flower flower-table flower-strategy-tests browser-test test-cuda check format constraints proto docs notebooks bench bench-guard bench-views soak pages odd-tasks chaos-hour soak-live bad-week deaths fuzz papers mutants image-test alerts-test slurm-test clean
 
 setup: $(STAMP)
 
@@ -157,6 +157,9 @@ papers: setup # the papers' tables in docs/papers.md; hours, of which MNIST (ATO
 
 image-test: setup # builds the images of deploy/Containerfile from a Debian root, and runs a federation in them; ten minutes at first
 	$(BIN)/python -m pytest -q -n 0 tests/deploy/image.py
+
+alerts-test: setup # each alert of docs/operations fires in a real federation that has its fault, and ends; five minutes
+	$(BIN)/python -m pytest -q -n 0 -x tests/telemetry/live_alerts.py
 
 slurm-test: setup # the batch scripts of deploy/slurm under a real Slurm of two nodes on loopback; five minutes
 	$(BIN)/python -m pytest -q -n 0 tests/deploy/slurm.py

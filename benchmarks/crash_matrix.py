@@ -14,8 +14,7 @@ rank dies, or hangs, at each step of `parallel/mesh_client/crash_points.py`. Eve
     same_bits   runs whose every version has the digest that it has in the undisturbed run of the same clients
 
 With `--secure` the updates come in secure sums, over four or five sites, and a run may have deaths of several
-processes: `coordinator's step + a's step + b's step`. In some runs the site a is a mesh (`+ mesh`), in others the sites
-measure each version in secure sums (`+ evaluations`). There a round may
+processes, ranks, lying sites and full disks: `benchmarks/secure_deaths.py` has the rows. There a round may
 be abandoned and repeated, and the versions have no digests that are known, as each update is rounded at random; instead
 
     lost        as above
@@ -42,10 +41,12 @@ from typing import Any
 
 from atoll.ground.process.crash_points import STEPS
 from atoll.parallel.mesh_client import crash_points as rank_crash_points
+from benchmarks import secure_deaths
 from benchmarks.evidence import Verdict
-from benchmarks.federation import COORDINATOR, RANK, SITES, Federation, Killer, Recovery, Shape
+from benchmarks.federation import AGGREGATOR, COORDINATOR, RANK, SITES, Federation, Killer, Recovery, Shape
 from benchmarks.processes import NotMeasured
 from benchmarks.report import Bar, conclude, say, spread
+from benchmarks.small_disk import enter_namespace
 
 COUNTS = {
     "journal.before_write": (1, 2, 3, 8, 13),
@@ -101,71 +102,10 @@ MESHED = {
 RANKS_MESHED = {"crew.mid_step": (1, 4, 20), "crew.stepped": (2, 16), "crew.saving": (1, 3), "crew.saved": (1, 4)}
 """The visits of some steps of a rank that are tested; every other step is tested at its first and second visit."""
 
-SECURE = (
-    *(f"round.entry/KeysCame:{n}" for n in (1, 4, 6)),
-    *(f"round.entry/SharesCame:{n}" for n in (1, 4, 5)),
-    *(f"round.entry/SurvivorsSigned:{n}" for n in (1, 3, 4)),
-    *(f"round.entry/SharesRevealed:{n}" for n in (1, 3, 4)),
-    *(f"round.entry/SumOpened:{n}" for n in (1, 2)),
-    *(f"round.entry/UpdateReceived:{n}" for n in (1, 3, 4)),
-    *(f"round.entry/Aggregated:{n}" for n in (1, 2)),
-    *(f"round.effect/Invite:{n}" for n in (1, 3, 5)),
-    *(f"round.effect/TellMember:{n}" for n in (1, 4, 6, 10, 15)),
-    *(f"round.effect/OpenSum:{n}" for n in (1, 2)),
-    *(f"round.effect/Aggregate:{n}" for n in (1, 2)),
-    *(f"round.effect/Commit:{n}" for n in (1, 2)),
-    *(f"{step}:{n}" for step in ("aggregate.mid_fold", "aggregate.after_fold") for n in (1, 2)),
-    *(f"upload.{step}:2" for step in ("mid_chunk", "before_check", "before_accept")),
-    *(f"agent.encoded:{n}" for n in (1, 2)),
-    *(f"agent.promised/{kind}:{n}" for kind in ("joined", "signed") for n in (1, 2)),
-    *(f"agent.{step}:{n}" for step in ("masked", "uploading", "uploaded", "answered", "revealed") for n in (1, 2)),
-    "agent.trained:1",
-    "round.entry/SessionLeft:1 + agent.masked:1",
-    "round.entry/SessionLeft:1 + agent.promised/joined:1",
-    "round.entry/SharesRevealed:2 + agent.answered:1",
-    "agent.masked:1 + agent.masked:1",
-    "agent.answered:1 + agent.promised/signed:1",
-    "round.effect/Invite:6 + agent.masked:1 + agent.masked:1",
-    "round.entry/KeysCame:7 + agent.masked:1 + agent.uploading:1",
-    "round.entry/SumOpened:1 + agent.masked:1 + agent.promised/joined:1",
-)
-"""The deaths of runs with secure sums: of one process, or of the coordinator and of the sites a and b."""
-
-SECURE_MESHED = (
-    *(f"{step}:{n} {rank}" for step in rank_crash_points.OF_SUMS for n in (1, 2) for rank in (0, 1)),
-    "crew.part_written:1 1",
-    "crew.part_masked:1 1 stop",
-    "agent.trained:1",
-    "agent.part_written:1",
-    "agent.part_written:3",
-    "agent.root_spooled:1",
-    "agent.root_spooled:2",
-    *(
-        f"agent.{step}:1"
-        for step in ("encoded", "promised/joined", "masked", "uploading", "promised/signed", "revealed")
-    ),
-)
-"""The deaths of runs with secure sums of which the site a is a mesh: of a rank, or of its agent."""
-
-SECURE_EVALUATED = (
-    *(f"round.effect/AskEvaluation:{n}" for n in (1, 5)),
-    *(f"round.entry/MaskedCame:{n}" for n in (1, 3, 4)),
-    *(f"round.entry/KeysCame:{n}" for n in (5, 8)),
-    "round.entry/SurvivorsSigned:6",
-    "round.entry/SharesRevealed:7",
-    *(f"round.entry/SumOpened:{n}" for n in (2, 4)),
-    "round.effect/OpenSum:2",
-    "round.effect/CloseEvaluation:1",
-    *(f"agent.{step}:2" for step in ("promised/joined", "masked", "promised/signed", "revealed")),
-    "round.entry/MaskedCame:2 + agent.masked:2",
-)
-"""The deaths of runs with secure sums in which the sites measure each version: most within an evaluation."""
-
 HANGS = ("crew.mid_step:4 1 stop", "crew.saved:2 0 stop")
 
 DIVIDED, IN_PARTS = "rows:4", " + parts"
 MESH, IN_A_MESH = "dp_shard=2", " + mesh"
-EVALUATED = " + evaluations"
 ONLY_IN_PARTS = ("upload.part_kept", "agent.part_written", "agent.root_spooled")
 
 QUICK = (
@@ -178,10 +118,15 @@ QUICK = (
 QUICK_SECURE = (
     "round.entry/UpdateReceived:3",
     "agent.masked:1",
-    "round.entry/MaskedCame:3" + EVALUATED,
-    "agent.masked:2" + EVALUATED,
-    "agent.promised/signed:2" + EVALUATED,
+    "round.entry/MaskedCame:3 + evaluations",
+    "rank.folded:1 + ranks",
+    "round.entry/OpeningFailed:1 + wrong shares",
+    "round.entry/SharesCame:4 + full disk",
 )
+AGGREGATION_RANKS = 2
+LIARS = {"wrong shares": ("shares", 2), "wrong words": ("words", 1)}
+FREE_BYTES = {"full disk": 1_500_000, "no space": 0}
+"""Bytes that a full disk has left: the journal or the promises fit, an update or a version does not; nothing."""
 HEAL_MAX_S = 5.0
 NUM_KILLS, NUM_KILLS_QUICK = 200, 6
 KILLS_A_RUN = 6
@@ -261,23 +206,31 @@ def at_step(tally: Tally, planned: str, shape: Shape) -> None:
 
 def in_a_sum(tally: Tally, planned: str, shape: Shape) -> None:
     """Run with secure sums, and with the death of one process or more."""
-    steps = planned.removesuffix(EVALUATED).removesuffix(IN_A_MESH).split(" + ")
-    shape = replace(shape, evaluates=planned.endswith(EVALUATED))
-    is_meshed = planned.endswith(IN_A_MESH) or planned.startswith("crew.")
-    who = {"agent": SITES[0], "crew": RANK}.get(planned.partition(".")[0], COORDINATOR)
-    crash_at = who, steps.pop(0)
-    shape = replace(shape, mesh=MESH) if is_meshed else shape
-    others = SITES[1:] if crash_at[0] == SITES[0] else SITES
-    shape = replace(shape, in_sums=5 if len(steps) + (crash_at[0] != COORDINATOR) > 1 else 4)
+    (first, *others), kinds = secure_deaths.read(planned)
+    who = {"agent": SITES[0], "crew": RANK, "rank": AGGREGATOR}.get(first.partition(".")[0], COORDINATOR)
+    sites = iter(SITES[1:] if who == SITES[0] else SITES)
+    deaths = {next(sites) if step.startswith("agent.") else COORDINATOR: step for step in others}
+    in_sites = sum(step.startswith(("agent.", "crew.")) for step in (first, *others))
+    shape = replace(
+        shape,
+        in_sums=5 if in_sites > 1 else 4,
+        mesh=MESH if "mesh" in kinds else "",
+        evaluates="evaluations" in kinds,
+        ranks=AGGREGATION_RANKS if "ranks" in kinds else 0,
+        liars=next((LIARS[kind] for kind in kinds if kind in LIARS), ("", 0)),
+        free=next((FREE_BYTES[kind] for kind in kinds if kind in FREE_BYTES), -1),
+    )
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
-        federation = Federation(Path(folder), shape, crash_at, dict(zip(others, steps, strict=False)))
+        federation = Federation(Path(folder), shape, (who, first), deaths)
         try:
             verdict = federation.run()
         except NotMeasured as error:
             tally.failed(planned, error)
             return
-    if federation.num_kills < 1 + len(steps):
+    if federation.num_at_steps < 1 + len(others):
         tally.not_reached.append(planned)
+    if shape.free >= 0 and not federation.met_no_room:
+        tally.not_reached.append(f"{planned}: the disk was not too full for anything")
     tally.add(planned, federation, verdict)
 
 
@@ -326,13 +279,15 @@ def main() -> int:
         "--only",
         nargs="+",
         metavar="STEP",
-        help="test only these steps (step, step:n, of a rank 'step:n 1'; then, perhaps, ' + parts' or ' + mesh')",
+        help="test only these steps (step, step:n, of a rank 'step:n 1'; then, perhaps, ' + parts' or ' + mesh'; with "
+        "--secure also ' + ranks', ...)",
     )
     arguments = parser.parse_args()
     if arguments.secure:
-        measured = [planned + EVALUATED for planned in SECURE_EVALUATED]
-        whole = (*SECURE, *(planned + IN_A_MESH for planned in SECURE_MESHED), *measured)
-        return of_sums(arguments.only or (QUICK_SECURE if arguments.quick else whole))
+        rows = arguments.only or (QUICK_SECURE if arguments.quick else secure_deaths.rows())
+        if any(secure_deaths.read(row)[1] & FREE_BYTES.keys() for row in rows):
+            enter_namespace()
+        return of_sums(rows)
     default = NUM_KILLS_QUICK if arguments.quick else 0 if arguments.only else NUM_KILLS
     num_kills = default if arguments.kills is None else arguments.kills
     shape = Shape(rounds=3, num_elements=600_000) if arguments.quick else Shape()

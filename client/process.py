@@ -16,6 +16,7 @@ from atoll.client.work.crew import crews_of
 from atoll.client.work.runner import Runner
 from atoll.client.work.worker import WorkerRunner, workers_of
 from atoll.ground.noise.key import key_of
+from atoll.ground.process.core_dumps import leave_memory_out_of_core_dumps
 from atoll.parallel.mesh_client.supervisor.crew import Crew
 from atoll.protocol import service_manager
 from atoll.protocol.identity.membership import Membership, unless_stopped
@@ -53,6 +54,7 @@ async def run_agent(
         ConfigError: the state directory is in use, the policy is not valid, the environment names a proxy that cannot
             be used, or a task does not load. The exit code is then 2.
     """
+    leave_memory_out_of_core_dumps()
     state = StateDirectory(config.state)
     life = Life(state.path)
     gate = let_go = None

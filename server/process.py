@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from atoll.ground.process.core_dumps import leave_memory_out_of_core_dumps
 from atoll.protocol.notices.life import Life
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import ConfigError
@@ -83,6 +84,7 @@ async def host(
         OperatorError, ConfigError: the operator's mistakes.
         OSError: the disk or the database refuses.
     """
+    leave_memory_out_of_core_dumps()
     allow_open_files()
     share_heaps()
     keep_freed_memory()

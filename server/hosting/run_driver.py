@@ -343,8 +343,11 @@ class RunDriver(JournaledDriver[Event, Effect]):
                 if isinstance(error, UpdateDamaged) and any(c.digest == error.digest for c in effect.contributions):
                     self.post(FilesLost((error.digest,), detail=str(error)))
                     return
-                logger.error("the aggregation of round %d failed", effect.round_id, exc_info=error)
                 dropped = error.dropped if isinstance(error, NoSum) else {}
+                if dropped:  # a member's mistake, not ours
+                    logger.error("round %d cannot be aggregated: %s", effect.round_id, error)
+                else:
+                    logger.error("the aggregation of round %d failed", effect.round_id, exc_info=error)
                 self.post(AggregationFailed(effect.round_id, detail_of(error), dropped))
                 return
         logger.debug("round %d folded in %.3f s", effect.round_id, time.perf_counter() - begun)

@@ -14,6 +14,7 @@ import grpc
 from atoll.ground.durable import write_atomically
 from atoll.ground.folder_id import folder_id
 from atoll.ground.process import crash_points
+from atoll.ground.process.core_dumps import leave_memory_out_of_core_dumps
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.displaced import Displaced
 from atoll.protocol.identity.credential import Credential
@@ -74,6 +75,7 @@ async def host_rank(
             or the coordinator at that address has no such rank.
         ConfigError: the rank has no valid credential.
     """
+    leave_memory_out_of_core_dumps()
     allow_open_files()
     lock = lock_directory(config.state)
     life = Life(config.state)

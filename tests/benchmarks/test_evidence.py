@@ -1,13 +1,25 @@
 """The crash matrix must be able to fail: what it looks for is planted here, and found."""
 
-from atoll.ground.process.crash_points import STEPS
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import atoll
+from atoll.ground.process.crash_points import STEPS, parse_crash_at
 from atoll.parallel.mesh_client.crash_points import OF_SUMS, PlannedEnd
 from atoll.parallel.mesh_client.crash_points import STEPS as RANK_STEPS
 from atoll.protocol.vocabulary import ClientId, Digest, Fate, Phase, RoundId, RunState, Version
+from atoll.server.rounds import events
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, RoundRecord
-from benchmarks.crash_matrix import IN_A_MESH, QUICK, SECURE_MESHED, Tally, bars_of, schedule
+from atoll.server.rounds.session_events import SessionEffect, SessionEvent
+from benchmarks import secure_deaths
+from benchmarks.crash_matrix import IN_A_MESH, QUICK, QUICK_SECURE, Tally, bars_of, schedule
 from benchmarks.evidence import Ledger, accepted_in_logs, judge
 from benchmarks.federation import RANK, Recovery
+from tests.federation import test_private_sums
+from tests.federation.statistics import test_secure_deaths
 
 
 def record(round_id, *, used=True, digest="d"):
@@ -79,17 +91,72 @@ def test_what_agents_were_told_is_read_from_their_logs(tmp_path):
 def test_every_named_step_is_on_the_schedule():
     """But for those of a rank and of a run of messages (`tests/messages/test_deaths.py`).
 
-    The steps of ranks in secure sums are on the schedule of these.
+    The steps of ranks in secure sums are in the rows of these.
     """
     assert {entry.partition(":")[0] for entry in schedule()} == {
         name for name, _ in (*STEPS, *RANK_STEPS) if not name.startswith(("rank.", "exchange.")) and name not in OF_SUMS
     }
-    assert set(OF_SUMS) <= {planned.partition(":")[0] for planned in SECURE_MESHED}
-    of_ranks = [PlannedEnd.parse(planned) for planned in SECURE_MESHED if planned.startswith("crew.")]
-    assert {(end.step, end.rank) for end in of_ranks} >= {(step, rank) for step in OF_SUMS for rank in (0, 1)}
     ends = [entry.removesuffix(IN_A_MESH) for entry in schedule() if entry.startswith("crew.")]
     assert {PlannedEnd.parse(end).rank for end in ends} == {0, 1}
     assert set(QUICK) <= set(schedule())
+
+
+def test_every_step_in_the_source_has_a_name_and_every_name_a_step():
+    """`reached` is not called in tests alone, and no name outlives the line that it is for."""
+    source = Path(atoll.__file__).parents[1]
+    rooms = (folder for folder in source.iterdir() if (folder / "__init__.py").exists())
+    files = [path for room in rooms if room.name not in ("tests", "benchmarks") for path in room.rglob("*.py")]
+    called = {name for path in files for name in re.findall(r'\breached\("([^"]+)"', path.read_text("utf-8"))}
+    assert called == {name for name, _ in (*STEPS, *RANK_STEPS)}
+
+
+OUTSIDE_THE_MATRIX = {
+    step.partition(":")[0]
+    for step in (
+        *(step for deaths in test_secure_deaths.STEPS.values() for step in deaths.values()),
+        *test_private_sums.STEPS,
+    )
+}
+"""The steps of secure sums of statistics, and of private ones: their outcome is judged in those tests."""
+
+
+def test_every_crash_point_of_secure_sums_has_a_death():
+    """In a row of `crash_matrix --secure`, or in the tests of statistics or of private sums: all by a real kill."""
+    steps = secure_deaths.steps_of(secure_deaths.rows())
+    names = {step.partition("/")[0] for step in (*steps, *OUTSIDE_THE_MATRIX)}
+    assert names | secure_deaths.NOT_IN_SUMS.keys() == {name for name, _ in (*STEPS, *RANK_STEPS)}
+    assert not names & secure_deaths.NOT_IN_SUMS.keys()
+
+
+def test_every_event_and_effect_of_secure_sums_has_a_death():
+    """A new one in `session_events.py` needs a row; these few are of the rounds themselves."""
+    steps = secure_deaths.steps_of(secure_deaths.rows()) | OUTSIDE_THE_MATRIX
+    of_rounds = (events.UpdateReceived, events.Aggregated, events.AggregationFailed, events.DiskShort, events.DiskFree)
+    wanted = {f"round.entry/{kind.__name__}" for kind in (*get_args(SessionEvent), *of_rounds)}
+    asked = (events.AskEvaluation, events.CloseEvaluation, events.AuditCharge, events.Invite, events.Aggregate)
+    wanted |= {f"round.effect/{kind.__name__}" for kind in (*get_args(SessionEffect), *asked)}
+    wanted |= {"agent.promised/joined", "agent.promised/signed"}
+    assert wanted <= steps, wanted - steps
+
+
+def test_every_death_of_a_row_can_be_planned_and_names_what_there_is():
+    kinds = {f"round.entry/{kind.__name__}" for kind in get_args(events.Event)}
+    kinds |= {f"round.effect/{kind.__name__}" for kind in get_args(events.Effect)}
+    kinds |= {"agent.promised/joined", "agent.promised/signed"}
+    rows = secure_deaths.rows()
+    assert len(rows) == len({*rows})
+    assert {*QUICK_SECURE} <= {*rows}
+    for row in rows:
+        for step in secure_deaths.read(row)[0]:
+            if step.startswith("crew."):
+                PlannedEnd.parse(step)
+            else:
+                assert parse_crash_at({"ATOLL_CRASH_AT": step})
+            assert "/" not in step or step.partition(":")[0] in kinds, step
+    of_ranks = [PlannedEnd.parse(row.partition(" + ")[0]) for row in rows if row.startswith("crew.")]
+    assert {(end.step, end.rank) for end in of_ranks} >= {(step, rank) for step in OF_SUMS for rank in (0, 1)}
+    with pytest.raises(ValueError, match=r"there is no run fulll disk; allowed: mesh, "):
+        secure_deaths.read("agent.masked:1 + fulll disk")
 
 
 def test_a_rank_that_heals_slowly_misses_a_bar():

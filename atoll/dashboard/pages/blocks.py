@@ -1,9 +1,11 @@
 """The blocks of a page: facts, tables, sentences, curves, bars, a grid of fates, and forms."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
+from urllib.parse import quote
 
 from atoll.dashboard.charts import Bars, Chart
 from atoll.dashboard.pages import addresses
@@ -127,6 +129,12 @@ class TableBlock:
     chosen: Sequence[str] = ()
     kind: Literal["table"] = "table"
 
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the rows, by which they stay the same elements as others come and go; empty: two have one name."""
+        names = [row[0].text for row in self.rows]
+        return names if len({*names}) == len(names) else ()
+
 
 @dataclass(frozen=True)
 class Sentences:
@@ -247,6 +255,15 @@ class Page:
     run: str = ""
     lead: str = ""
     every: int = 0
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys of the blocks, by which their elements stay the same as others come and go."""
+        found, seen = list[str](), Counter[str]()
+        for block in self.blocks:
+            seen[key := quote(block.title.replace(" ", "-"))] += 1
+            found.append(key if seen[key] == 1 else f"{key}-{seen[key]}")
+        return found
 
 
 def cell(value: Any, href: str = "", mark: str = "") -> Cell:

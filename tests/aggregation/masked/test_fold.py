@@ -100,6 +100,19 @@ def test_the_new_version_is_the_base_and_the_mean_of_all_members(tmp_path, bits,
     assert not outcome.dropped
 
 
+@pytest.mark.parametrize("bits", [32, 64])
+def test_a_sum_of_zero_updates_is_the_base_again(tmp_path, bits):
+    """flower#7631: no norm of zero divides, and the session counts."""
+    nothing = {tensor.name: np.zeros_like(update_of(LAYOUT, 0, 0.1)[tensor.name]) for tensor in LAYOUT}
+    plans = [[(plan_of(LAYOUT, bits, num_examples=10), nothing) for _ in range(3)]]
+    base = base_of(LAYOUT)
+    _, new, outcome = folded(tmp_path, masked_round(tmp_path, LAYOUT, plans), Vector(LAYOUT, plans[0][0][0]), base)
+    assert outcome.members == 3
+    assert not outcome.dropped
+    for name, values in base.items():
+        np.testing.assert_array_equal(new[name], values)
+
+
 def test_64_bits_on_the_grid_of_the_plain_fold_have_its_bits(tmp_path):
     layout = tuple(tensor for tensor in LAYOUT if tensor.name != "empty")
     updates = [(update_of(layout, seed, 10.0 ** (seed - 2)), 7 + 30 * seed) for seed in range(4)]

@@ -6,10 +6,13 @@ import hashlib
 import numpy as np
 import pytest
 
-from atoll.client.disk.spool import Spool
+from atoll.client.disk.spool import Costs, Spool
+from atoll.client.wire.upload import _opened
 from atoll.client.work.masking import Masking
+from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.manifest import UpdateManifest, parse_update
 from atoll.protocol.part_manifest import PartManifest, parse_part
+from atoll.protocol.wire.mesh_use import MeshUse
 from atoll.tensors.layout import Piece, Tensor
 from atoll.tensors.masked.mask import mask_part
 from atoll.tensors.pieces import part_name
@@ -126,6 +129,21 @@ def test_a_file_is_masked_here(tmp_path):
     sent = parse_update(found.manifest)
     assert raw == b"".join(expected()[piece.tensor].tobytes() for piece in sent.pieces)
     assert sent.attempt == 2
+
+
+def test_the_upload_of_a_masked_update_tells_nothing_of_its_training(tmp_path):
+    """Neither examples, work, statistics, seconds, steps nor devices, whatever the policy lets leave of plain ones."""
+    stores = Stores(tmp_path)
+    pieces = write(stores.work / "encoded", WORDS, durable=False)
+    costs = Costs(download_seconds=1.0, train_seconds=2.0, steps=7, mesh=MeshUse(num_ranks=2))
+    training = {"statistics": {"loss": (1.0, 2.0)}, "costs": costs}
+    encoded = stores.encoded.add(stores.work / "encoded", manifest_of(pieces), **training)
+
+    def told(entry):
+        return {field.name for field, _ in _opened(entry, Disclosure(MetricsLeave.PER_SITE), None).ListFields()}
+
+    assert told(encoded) >= {"statistics", "download_seconds", "train_seconds", "steps", "mesh"}
+    assert told(masked(stores, encoded, Ranks(True))) <= {"manifest", "metrics", "min_sites"}
 
 
 def test_a_damaged_part_is_not_spooled(tmp_path):

@@ -75,6 +75,7 @@ def test_focus_scroll_and_folds_stay_while_the_page_changes(look: Look) -> None:
         page.goto(look.base + page.locator("a[href^='/runs/1/']").first.get_attribute("href"), wait_until="load")
         page.locator("details summary").first.focus()
         page.keyboard.press("Enter")
+        until(page, "document.querySelector('details').open")
         page.locator(".grid .scroll").focus()
         page.evaluate("scrollTo(0, 200)")
         before = page.locator(".lead").inner_text()
@@ -83,4 +84,44 @@ def test_focus_scroll_and_folds_stay_while_the_page_changes(look: Look) -> None:
         assert page.evaluate("scrollY") == 200
         assert page.locator("details").first.get_attribute("open") is not None
         assert page.locator(".live").inner_text() == "● live"
+    assert look.taken() == []
+
+
+def test_focus_and_a_selection_stay_with_their_row_as_others_come(look: Look) -> None:
+    """A new round is the first row: the link that has the focus is not that of another round."""
+    with look.context() as context:
+        page = context.new_page()
+        page.goto(look.base, wait_until="load")
+        run = page.locator("a[href^='/runs/1/']").first.get_attribute("href")
+        page.goto(f"{look.base}{run}/rounds", wait_until="load")
+        newest = "document.querySelector('tbody th').textContent"
+        link = page.locator("tbody th a").first
+        link.focus()
+        focused = page.evaluate("document.activeElement.href")
+        page.evaluate("getSelection().selectAllChildren(document.querySelectorAll('tbody tr')[1].querySelector('th'))")
+        selected, before = page.evaluate("getSelection().toString()"), page.evaluate(newest)
+        assert selected.strip()
+        until(page, f"before => {newest} !== before", before)
+        assert page.evaluate("document.activeElement.href") == focused
+        assert page.evaluate("getSelection().toString()") == selected
+        until(page, f"before => {newest} !== before", page.evaluate(newest))
+        assert page.evaluate("document.activeElement.href") == focused
+        assert page.evaluate("getSelection().toString()") == selected
+    assert look.taken() == []
+
+
+def test_a_text_that_is_typed_stays_while_the_page_changes(look: Look) -> None:
+    with look.context() as context:
+        page = context.new_page()
+        page.goto(look.base, wait_until="load")
+        run = page.locator("a[href^='/runs/1/']").first.get_attribute("href")
+        page.goto(f"{look.base}{run}/rounds", wait_until="load")
+        field = page.locator("form[method=get] input:not([type=hidden])").first
+        field.focus()
+        page.keyboard.type("typed")
+        page.keyboard.press("Shift+ArrowLeft")
+        newest = "document.querySelector('tbody th').textContent"
+        until(page, f"before => {newest} !== before", page.evaluate(newest))
+        said = page.evaluate("[document.activeElement.value, document.activeElement.selectionStart]")
+        assert said == ["typed", 4]
     assert look.taken() == []

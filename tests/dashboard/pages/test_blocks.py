@@ -4,7 +4,21 @@ import math
 
 import pytest
 
-from atoll.dashboard.pages.blocks import GLYPHS, TEXT_MAX, duration, instant, shown, size, state_cell
+from atoll.dashboard.pages.blocks import (
+    GLYPHS,
+    TEXT_MAX,
+    Cell,
+    Facts,
+    Page,
+    Sentences,
+    TableBlock,
+    Text,
+    duration,
+    instant,
+    shown,
+    size,
+    state_cell,
+)
 from atoll.protocol.vocabulary import Fate, Phase, RunState
 
 
@@ -40,3 +54,14 @@ def test_times_and_sizes() -> None:
     assert instant(1_700_000_000.9).text == "2023-11-14 22:13:20 UTC"
     assert (duration(599.94).text, duration(3_600).text) == ("599.9 s", "60 min")
     assert size(1_500).text == "1.5 kB"
+
+
+def test_blocks_and_rows_keep_their_elements_as_others_come() -> None:
+    """Else a live change moves the focus, a selection and what is open to another block, or to another round."""
+    state, settings = Facts("State", []), Text("Settings", "rounds = 3")
+    before, after = Page("r", [state, settings]), Page("r", [state, Sentences("Now", ["a round opens"]), settings])
+    assert before.keys[-1] == after.keys[-1] == "Settings"
+    assert Page("r", [settings, settings, Sentences("A b", [])]).keys == ["Settings", "Settings-2", "A-b"]
+    rows = [[Cell("2"), Cell("open")], [Cell("1"), Cell("committed")]]
+    assert TableBlock("Rounds", ["round", "phase"], rows).names == ["2", "1"]
+    assert TableBlock("Rounds", ["round", "phase"], [*rows, rows[0]]).names == ()

@@ -103,7 +103,8 @@ REPORTS = {
 
 
 @cache
-def _functions(file: str) -> frozenset[str]:
+def functions_of(file: str) -> frozenset[str]:
+    """Return the names of the tests in a file."""
     tree = ast.parse((TESTS / file).read_text("utf-8"))
     return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
@@ -112,4 +113,4 @@ def _functions(file: str) -> frozenset[str]:
 def test_each_report_has_its_tests(report: str) -> None:
     for test in REPORTS[report]:
         file, _, name = test.partition("::")
-        assert name in _functions(file), test
+        assert name in functions_of(file), test
