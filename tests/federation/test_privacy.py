@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import subprocess
 from itertools import pairwise
 
@@ -115,7 +116,7 @@ def test_a_coordinator_that_dies_in_its_fold_repeats_the_noise_and_refunds_nothi
     )
     assert "budget: epsilon 6; 0 of 4 clients may be in a further sum, in at most 5 each" in said
     assert "Charged: 4 clients for a private sum; the most used client has spent epsilon" in of_round
-    assert "\nUpdates are clipped to norm 0." in of_round
+    assert re.search(r"\nUpdates are clipped to norm \d", of_round)  # any: the count has noise of four clients
     assert "clipped to a norm that is 0.5 at first and follows the quantile 0.5 of their lengths" in said
     assert "epsilon" in listed.splitlines()[0]
     assert "loss" not in json.dumps(run["metrics"]), "no metric of the training is kept"

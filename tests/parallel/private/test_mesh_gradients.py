@@ -19,7 +19,11 @@ CASES = {
     "tied embedding": models.tied,
     "LoRA on a Llama, weights of tokens": models.lora,
 }
-OF_TP = {"decoder": models.wide_decoder, "tied decoder": models.tied_decoder}
+OF_TP = {
+    "decoder": models.wide_decoder,
+    "tied decoder": models.tied_decoder,
+    "LoRA on a Llama, weights of tokens": models.lora,
+}
 
 
 def check(plan: Plan, cases: dict[str, object], within: float = 1e-8, is_double: bool = True) -> None:
