@@ -118,7 +118,7 @@ OUTSIDE_THE_MATRIX = {
         *(step for steps in private_deaths.POINTS.values() for step in steps if step not in secure_deaths.NOT_IN_SUMS),
     )
 }
-"""The steps of secure sums of statistics, of private ones, and of fresh noise: their outcome is judged in those tests."""
+"""The steps of secure sums of statistics, of private ones, and of fresh noise: judged in those tests."""
 
 
 def test_every_crash_point_of_secure_sums_has_a_death():
