@@ -76,6 +76,7 @@ def _as_if_run(folder: Path) -> Path:
         lines = [
             {
                 "round": number,
+                "state": "committed",
                 "virtual_s": 0,
                 "real_s": 0,
                 "bytes_up": 0,
