@@ -71,6 +71,12 @@ class Look:
         if not request.url.startswith((f"{self.base}/", "data:")):
             self.complaints.append(f"a request outside: {request.url}")
 
+    def lasting(self, page: Any) -> str:
+        """Open the page of all runs, and return the address of the run that lasts, as its link has it."""
+        page.goto(self.base, wait_until="load")
+        found: str = page.locator("a[href^='/runs/1/']").first.get_attribute("href")
+        return found
+
     def taken(self) -> list[str]:
         """Return the complaints so far, each once, and forget them."""
         found, self.complaints = [*dict.fromkeys(self.complaints)], []

@@ -71,8 +71,7 @@ def test_a_commit_is_in_each_of_ten_tabs_within_a_second(
 def test_focus_scroll_and_folds_stay_while_the_page_changes(look: Look) -> None:
     with look.context(viewport={"width": 700, "height": 500}) as context:
         page = context.new_page()
-        page.goto(look.base, wait_until="load")
-        page.goto(look.base + page.locator("a[href^='/runs/1/']").first.get_attribute("href"), wait_until="load")
+        page.goto(look.base + look.lasting(page), wait_until="load")
         page.locator("details summary").first.focus()
         page.keyboard.press("Enter")
         until(page, "document.querySelector('details').open")
@@ -91,9 +90,7 @@ def test_focus_and_a_selection_stay_with_their_row_as_others_come(look: Look) ->
     """A new round is the first row: the link that has the focus is not that of another round."""
     with look.context() as context:
         page = context.new_page()
-        page.goto(look.base, wait_until="load")
-        run = page.locator("a[href^='/runs/1/']").first.get_attribute("href")
-        page.goto(f"{look.base}{run}/rounds", wait_until="load")
+        page.goto(f"{look.base}{look.lasting(page)}/rounds", wait_until="load")
         newest = "document.querySelector('tbody th').textContent"
         link = page.locator("tbody th a").first
         link.focus()
@@ -113,9 +110,7 @@ def test_focus_and_a_selection_stay_with_their_row_as_others_come(look: Look) ->
 def test_a_text_that_is_typed_stays_while_the_page_changes(look: Look) -> None:
     with look.context() as context:
         page = context.new_page()
-        page.goto(look.base, wait_until="load")
-        run = page.locator("a[href^='/runs/1/']").first.get_attribute("href")
-        page.goto(f"{look.base}{run}/rounds", wait_until="load")
+        page.goto(f"{look.base}{look.lasting(page)}/rounds", wait_until="load")
         field = page.locator("form[method=get] input:not([type=hidden])").first
         field.focus()
         page.keyboard.type("typed")

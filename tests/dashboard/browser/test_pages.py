@@ -154,8 +154,7 @@ def test_forms_folds_and_links_work_by_keyboard(look: Look, addresses: list[str]
 def test_a_run_is_paused_and_resumed_by_keyboard_alone(look: Look, running: Federation, has_scripts: bool) -> None:
     with look.context(java_script_enabled=has_scripts) as context:
         page = context.new_page()
-        page.goto(look.base, wait_until="load")
-        address = page.locator("a[href^='/runs/1/']").first.get_attribute("href")
+        address = look.lasting(page)
         run = address.rpartition("/")[2]
         for act, wanted, state in (("pause", "input:not([type=hidden])", "paused"), ("resume", "button", "running")):
             page.goto(look.base + address, wait_until="load")

@@ -114,8 +114,7 @@ def test_the_picture_follows_a_run(look: Look) -> None:
     with look.context() as context:
         context.add_init_script(SPY)
         page = context.new_page()
-        page.goto(look.base, wait_until="load")
-        page.goto(look.base + page.locator("a[href^='/runs/1/']").first.get_attribute("href"), wait_until="load")
+        page.goto(look.base + look.lasting(page), wait_until="load")
         opened(page)
         before = page.evaluate(DRAWN)[1]
         until(page, f"before => ({DRAWN})[1] > before", before)
