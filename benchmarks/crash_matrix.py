@@ -108,6 +108,14 @@ DIVIDED, IN_PARTS = "rows:4", " + parts"
 MESH, IN_A_MESH = "dp_shard=2", " + mesh"
 ONLY_IN_PARTS = ("upload.part_kept", "agent.part_written", "agent.root_spooled")
 
+ELSEWHERE = (
+    *("rank.", "exchange."),  # tests/federation/test_ranks.py, tests/messages/test_deaths.py
+    *("agent.encoded", "agent.promised", "agent.masked", "agent.revealed"),  # --secure
+    *("agent.noise_", "agent.charged"),  # tests/federation/private_deaths.py, and with sums test_private_sums.py
+    "statistics.",  # tests/federation/statistics/test_secure_deaths.py
+)
+"""Beginnings of the steps that a plain run of rounds does not reach, with what kills a process at each."""
+
 QUICK = (
     "journal.after_write:3",
     "upload.mid_chunk:2",
@@ -256,8 +264,7 @@ def at_random(tally: Tally, num_kills: int, seed: int, shape: Shape) -> None:
 
 def schedule() -> list[str]:
     """Return every tested visit of every step."""
-    # tests/federation/test_ranks.py kills ranks, tests/messages/test_deaths.py coordinators of runs of messages
-    steps = [step for step, _ in STEPS if not step.startswith(("rank.", "exchange."))]
+    steps = [step for step, _ in STEPS if not step.startswith(ELSEWHERE)]
     whole = [f"{step}:{n}" for step in steps if step not in ONLY_IN_PARTS for n in COUNTS.get(step, (1, 2))]
     parted = [f"{step}:{n}{IN_PARTS}" for step, visits in PARTED.items() for n in visits]
     meshed = [f"{step}:{n}" for step, visits in MESHED.items() for n in visits]
