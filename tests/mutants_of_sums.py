@@ -635,9 +635,9 @@ OF_SUMS = (
     ),
     Mutant(
         "sum: an attempt with the keys of the one before",
-        ROUND,
-        "of.session, of.opening, of.keys, of.asked = None, None, {}, {*left}",
-        "of.session, of.opening, of.asked = None, None, {*left}",
+        ONE_SUM,
+        "self.session, self.opening, self.keys, self.asked = None, None, {}, {*members}",
+        "self.session, self.opening, self.asked = None, None, {*members}",
         "the roster of another attempt has the keys of the one before",
         OF_ROUNDS,
     ),
