@@ -14,11 +14,12 @@ from atoll.ground.faults import Refused
 from atoll.plugins.reference import check_reference
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import STRICT, Plain
+from atoll.protocol.variants import Given
 from atoll.server.config import example_privacy
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.config.example_privacy import STEPS_MISSING, ExampleTerms, given_of, rules_of
 from atoll.server.config.extensions import CUSTOM_SAMPLER
-from atoll.server.config.kinds import COHORT_SAMPLERS, SamplerKind
+from atoll.server.config.kinds import COHORT_SAMPLERS, make_sampler
 from atoll.server.config.model import ModelConfig, StopConfig, faults_of_watching
 from atoll.server.config.privacy import PrivacyConfig
 from atoll.server.config.process import CoordinatorConfig
@@ -88,11 +89,10 @@ class CohortConfig(BaseModel):
 
     @model_validator(mode="after")
     def _only_what_the_sampler_has(self) -> "CohortConfig":
-        self._kind()
+        self._options()
         return self
 
-    def _kind(self) -> SamplerKind | None:
-        """Return the sampler with its options; None: a custom one."""
+    def _options(self) -> Given:
         given = {name: value for name, value in self if name != "sampler"}
         return COHORT_SAMPLERS.pick(self.sampler, given)
 
@@ -118,8 +118,7 @@ class CohortConfig(BaseModel):
         Raises:
             ConfigError: there is no such custom sampler.
         """
-        kind = self._kind()
-        return CUSTOM_SAMPLER.load(self.sampler) if kind is None else kind.build()
+        return make_sampler(self.sampler, self._options()) if self.is_ours else CUSTOM_SAMPLER.load(self.sampler)
 
 
 class EvaluationConfig(BaseModel):
