@@ -4,7 +4,7 @@
     run.toml: round.cohort_sise: unknown key (did you mean cohort_size? known: cohort_size, over_selection, quorum, ...)
     --set: round.retry: got -1; allowed: integer >= 0, <= 1000000
 
-A model is a pydantic model with `model_config = STRICT`; the string under a field is its documentation.
+A model is a class `Model(BaseModel, **STRICT)` of pydantic; the string under a field is its documentation.
 """
 
 import difflib

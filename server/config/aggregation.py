@@ -41,10 +41,8 @@ RULE_FIELDS = ("malicious", "num_selected", "num_steps", "radius", "append_max")
 """Options of the rules among the settings of `AggregationConfig`."""
 
 
-class AggregationConfig(BaseModel):
+class AggregationConfig(BaseModel, **STRICT):
     """Aggregation of a round's updates."""
-
-    model_config = STRICT
 
     algorithm: Literal["fedavg", "fednova", "scaffold"] = "fedavg"
     """Federated algorithm: "fedavg" (FedSGD and FedProx, too, by `local`); "fednova": each update is divided by its
@@ -297,10 +295,8 @@ def _faults_of_growth(policy: StragglerPolicy) -> Iterator[str]:
         yield f'round: partial_work "scaled" {whole}: "accept" and "refuse" do'
 
 
-class OptimizerConfig(BaseModel):
+class OptimizerConfig(BaseModel, **STRICT):
     """Server optimizer: the step of the global model by the mean of a round's updates."""
-
-    model_config = STRICT
 
     name: Annotated[str, AfterValidator(CUSTOM_OPTIMIZER.check)] = "fedavg"
     """Server optimizer. "fedavg": adds the mean. "fedavgm": with momentum. "fedadagrad", "fedadam" and "fedyogi" (Reddi

@@ -49,10 +49,8 @@ too."""
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
-class CohortConfig(BaseModel):
+class CohortConfig(BaseModel, **STRICT):
     """Selection of clients for a round."""
-
-    model_config = STRICT
 
     sampler: Annotated[str, AfterValidator(CUSTOM_SAMPLER.check)] = "uniform"
     """Sampler of cohorts from the available clients: "uniform"; "weighted" by the size of their training data;
@@ -121,10 +119,8 @@ class CohortConfig(BaseModel):
         return make_sampler(self.sampler, self._options()) if self.is_ours else CUSTOM_SAMPLER.load(self.sampler)
 
 
-class EvaluationConfig(BaseModel):
+class EvaluationConfig(BaseModel, **STRICT):
     """Evaluation of versions, on the server's data and by the clients."""
-
-    model_config = STRICT
 
     server_every: int = Field(default=1, ge=0, le=1_000_000)
     """Interval, in versions, of the evaluations on the server's test data, if the task has any; the last version is
@@ -145,10 +141,8 @@ class EvaluationConfig(BaseModel):
     Only sites whose policy lets them leave have such metrics (`metrics = "per_site"`)."""
 
 
-class ProgramConfig(BaseModel):
+class ProgramConfig(BaseModel, **STRICT):
     """Server program of a run of messages: custom code decides what is sent to which site, and what follows."""
-
-    model_config = STRICT
 
     main: Reference | Literal[""] = ""
     """Function that is called with the grid of the run, `module:function` or `path/to/file.py:function`; or a Flower
@@ -172,13 +166,11 @@ class ProgramConfig(BaseModel):
     """Longest time that an exchange waits for replies [s], whatever the function asks for."""
 
 
-class WaitConfig(BaseModel):
+class WaitConfig(BaseModel, **STRICT):
     """Wait of a run for absent sites that its quorum needs, or for disk space of the coordinator or a rank.
 
     It is not a failure and uses no retry.
     """
-
-    model_config = STRICT
 
     most: Seconds | None = None
     """Longest wait of a round for its clients, from the end of `round.selection_timeout` on, and of a run for disk
@@ -190,10 +182,8 @@ class WaitConfig(BaseModel):
     back, or when there is disk space; "fail": it fails."""
 
 
-class RunConfig(BaseModel):
+class RunConfig(BaseModel, **STRICT):
     """Settings of one run: its task, its length and its rules."""
-
-    model_config = STRICT
 
     short_tables: ClassVar[Mapping[str, tuple[str, str]]] = {"task": ("reference", "options")}
     """Strings that may be written as a table: the key of the string in it, and the field for its other keys."""

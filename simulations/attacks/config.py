@@ -33,10 +33,8 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class AttackConfig(BaseModel):
+class AttackConfig(BaseModel, **STRICT):
     """An attack on a run: its kind, the malicious clients and the options of the kind."""
-
-    model_config = STRICT
 
     kind: Kind = "none"
     """Attack of the malicious clients; "none": no attack. Attacks on training data: "label_flip" mirrors the labels,

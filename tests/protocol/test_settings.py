@@ -13,10 +13,8 @@ from atoll.ground.faults import Refused
 from atoll.protocol.settings import STRICT, ConfigError, Folder, Plain, describe, effective, load, load_text
 
 
-class Tides(BaseModel):
+class Tides(BaseModel, **STRICT):
     """Settings of one table."""
-
-    model_config = STRICT
 
     low: int = Field(default=1, ge=0, le=100)
     """The lower one,
@@ -42,10 +40,8 @@ class Tides(BaseModel):
         return self
 
 
-class Lagoon(BaseModel):
+class Lagoon(BaseModel, **STRICT):
     """Settings of one file."""
-
-    model_config = STRICT
 
     name: str
     """Name of the lagoon."""
@@ -125,10 +121,8 @@ def test_no_override_takes_a_table_away(text: str) -> None:
     )
 
 
-class Reef(BaseModel):
+class Reef(BaseModel, **STRICT):
     """Settings with values by dotted names, one table of them short for a text and the rest."""
-
-    model_config = STRICT
 
     short_tables: ClassVar = {"task": ("reference", "options")}
     dotted_names: ClassVar = {"options": 0, "sites": 1}
