@@ -71,6 +71,15 @@ def test_overrides_stand_over_the_file_and_the_file_over_defaults(tmp_path: Path
     assert lagoon.fish == {"cod": 0.5, "eels": [1, 2], "kind": "gold"}
     assert lagoon.state == Path("/a/b")
     assert load(Lagoon, None, ["name=b"]) == Lagoon(name="b")
+    numbers = {"a": ".2", "b": "-1.", "c": "1.e-3", "d": "+.5E2"}
+    assert load(Lagoon, None, ["name=c", *(f"fish.{name}={text}" for name, text in numbers.items())]).fish == {
+        name: float(text) for name, text in numbers.items()
+    }
+    assert load(Lagoon, None, ["name=c", "fish.a=.", "fish.b=1.2.3", "fish.c=.gitignore"]).fish == {
+        "a": ".",
+        "b": "1.2.3",
+        "c": ".gitignore",
+    }
 
 
 def test_all_faults_are_told_at_once() -> None:
