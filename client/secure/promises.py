@@ -151,7 +151,9 @@ class Promises:
         """Return why a sum must not be over these sites, before this site masks and before it signs; empty: it may.
 
         Sums from one base version are counted once more: those of several runs may have been joined before any of them
-        was signed. Sums of one task's statistics are over one set of sites, in any run and of any layout: two that differ by a site
+        was signed.
+
+        Sums of one task's statistics are over one set of sites, in any run and of any layout: two that differ by a site
         would tell its numbers. They are joined in the order of their requests, and none is signed after a later one was
         joined: so a site that has signed one set is within no later sum over another.
         """
