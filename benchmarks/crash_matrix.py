@@ -176,6 +176,11 @@ class Tally:
         self.unfinished.append(f"{what}: {error}")
         say(f"  {what}: {error}")
 
+    def missed(self, what: str) -> None:
+        """Note a step at which no process has died."""
+        self.not_reached.append(what)
+        say(f"  {what}: not reached")
+
 
 def undisturbed(shape: Shape) -> dict[int, str]:
     """Return the digest of every version of a run without a kill."""
@@ -208,7 +213,7 @@ def at_step(tally: Tally, planned: str, shape: Shape) -> None:
             tally.failed(planned, error)
             return
     if not federation.num_kills:
-        tally.not_reached.append(planned)
+        tally.missed(planned)
     tally.add(planned, federation, verdict)
 
 
@@ -236,9 +241,9 @@ def in_a_sum(tally: Tally, planned: str, shape: Shape) -> None:
             tally.failed(planned, error)
             return
     if federation.num_at_steps < 1 + len(others):
-        tally.not_reached.append(planned)
+        tally.missed(planned)
     if shape.free >= 0 and not federation.met_no_room:
-        tally.not_reached.append(f"{planned}: the disk was not too full for anything")
+        tally.missed(f"{planned}: the disk was not too full for anything")
     tally.add(planned, federation, verdict)
 
 
