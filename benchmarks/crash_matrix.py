@@ -220,7 +220,10 @@ def at_step(tally: Tally, planned: str, shape: Shape) -> None:
 def in_a_sum(tally: Tally, planned: str, shape: Shape) -> None:
     """Run with secure sums, and with the death of one process or more."""
     (first, *others), kinds = secure_deaths.read(planned)
-    who = {"agent": SITES[0], "crew": RANK, "rank": AGGREGATOR}.get(first.partition(".")[0], COORDINATOR)
+    processes = {"agent": SITES[0], "crew": RANK, "rank": AGGREGATOR}
+    if "ranks" in kinds:
+        processes["upload"] = AGGREGATOR
+    who = processes.get(first.partition(".")[0], COORDINATOR)
     sites = iter(SITES[1:] if who == SITES[0] else SITES)
     deaths = {next(sites) if step.startswith("agent.") else COORDINATOR: step for step in others}
     in_sites = sum(step.startswith(("agent.", "crew.")) for step in (first, *others))

@@ -5,7 +5,7 @@ further sites (a and b, or b and c), or of the coordinator in its next life. The
 
     + mesh          the site a is a mesh of two ranks, of which one dies at a step `crew.`
     + evaluations   the sites measure each version, in secure sums
-    + ranks         two aggregation ranks; at a step `rank.` each of them dies once
+    + ranks         two aggregation ranks; at a step `rank.` or `upload.` each of them dies once
     + wrong shares  two sites reveal wrong shares in the first round, which no sum opens with
     + wrong words   one site adds something else than its update in the first round
     + full disk     from the first death on its process has too little room for an update or a version; it dies again
