@@ -1,6 +1,7 @@
 """The agent with a budget, against a coordinator that refuses its updates: what has left is charged, and stays so."""
 
 import json
+from itertools import pairwise
 
 import grpc
 import pytest
@@ -50,7 +51,7 @@ async def test_a_refused_update_stays_charged_whatever_the_reason_and_so_does_th
             await until(lambda: not spool(tmp_path))
             assert charged(tmp_path) == [f"round {each}" for each in range(1, number + 1)], reason
             spent.append(budget(tmp_path)["spent"])
-    assert all(after > before for before, after in zip(spent, spent[1:], strict=False))
+    assert all(after > before for before, after in pairwise(spent))
     assert budget(tmp_path)["charges"] == len(rounds)
     assert budget(tmp_path)["spent"] == spent[-1], "the agent's end refunds nothing"
 
