@@ -17,10 +17,8 @@ from atoll.protocol.wire.channel import Address, check_stays_here, loopback_only
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
 
 
-class AgentConfig(BaseModel):
+class AgentConfig(BaseModel, **STRICT):
     """The settings of one agent: its site, its coordinator, the resources that it may use."""
-
-    model_config = STRICT
 
     dotted_names: ClassVar[Mapping[str, int]] = {"task": 0}
 

@@ -19,10 +19,8 @@ FIELDS = ("nproc", "nodes", "num_ranks", "folder", "rendezvous", "python")
 """The names that a `command` may have in braces."""
 
 
-class CrewConfig(BaseModel):
+class CrewConfig(BaseModel, **STRICT):
     """Ranks of one site, which together train one model; absent: one process, as usual."""
-
-    model_config = STRICT
 
     mesh: str = Field(default="", max_length=200)
     """Degrees of the axes pp, dp_replicate, dp_shard and tp, as in "dp_shard=4,tp=2"; dp is dp_replicate, or dp_shard

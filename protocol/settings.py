@@ -4,7 +4,7 @@
     run.toml: round.cohort_sise: unknown key (did you mean cohort_size? known: cohort_size, over_selection, quorum, ...)
     --set: round.retry: got -1; allowed: integer >= 0, <= 1000000
 
-A model is a pydantic model with `model_config = STRICT`; the string under a field is its documentation.
+A model is a class `Model(BaseModel, **STRICT)` of pydantic; the string under a field is its documentation.
 """
 
 import difflib
@@ -53,6 +53,8 @@ Folder = Annotated[Path, Field(strict=False)]
 """Type of a setting that is a path, written as a string, relative to the current directory."""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_OPEN_FRACTION = re.compile(r"[+-]?(\.\d+|\d+\.)([eE][+-]?\d+)?")
+"""Number as a shell and most languages take it, and TOML does not: `.2`, `1.`."""
 _TYPE_WORDS = {int: "integer", float: "number", bool: "true | false", str: "string", Path: "path", NoneType: ""}
 _BOUNDS = (
     ("gt", "> {}"),
@@ -252,11 +254,13 @@ def is_bare(name: object) -> bool:
 
 
 def value_of(key: str, text: str) -> Any:
-    """Return the value of an override: a TOML value, or, if it does not begin like one, a string.
+    """Return the value of an override: a TOML value, a number as `.2`, or, if it does not begin like one, a string.
 
     Raises:
         ValueError: the value is not valid TOML; the message names the key.
     """
+    if _OPEN_FRACTION.fullmatch(text):
+        return float(text)
     try:
         table = tomllib.loads(f"value = {text}")
         if table.keys() == {"value"}:

@@ -25,10 +25,8 @@ Pattern = Annotated[str, Field(min_length=1, max_length=200)]
 _CLOCK = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])|24:00")
 
 
-class Hours(BaseModel):
+class Hours(BaseModel, **STRICT):
     """The hours in which this site takes part; by default always."""
-
-    model_config = STRICT
 
     days: list[Day] = list(DAYS)
     """Weekdays on which the hours begin."""
@@ -55,10 +53,8 @@ class Hours(BaseModel):
         return self
 
 
-class SecurePolicy(BaseModel):
+class SecurePolicy(BaseModel, **STRICT):
     """The site's demands on secure sums (docs/secure-sites.md), in which no update can be read alone."""
-
-    model_config = STRICT
 
     required: bool = False
     """Let nothing leave outside of a secure sum: plain invitations, evaluations, requests for statistics, messages of a
@@ -96,10 +92,8 @@ class SecurePolicy(BaseModel):
         return not self.required if self.tell_examples is None else self.tell_examples
 
 
-class DataBudget(BaseModel):
+class DataBudget(BaseModel, **STRICT):
     """The budget of one data set: what all releases of it together may tell about one example or about the site."""
-
-    model_config = STRICT
 
     name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     """Name of the data set in this site's ledger, such as mri-2026. The ledger keeps what was spent under a name for
@@ -121,10 +115,8 @@ class DataBudget(BaseModel):
     bounds nothing for the whole, and is refused under "client"; one with a guarantee for clients is charged to both."""
 
 
-class PrivacyPolicy(BaseModel):
+class PrivacyPolicy(BaseModel, **STRICT):
     """The site's budgets of differential privacy (docs/privacy.md)."""
-
-    model_config = STRICT
 
     ledger: Annotated[str, Field(max_length=4096)] = ""
     """Folder of the ledger, an absolute path; empty: the agent's state directory. Agents of one site that read the same
@@ -149,10 +141,8 @@ class PrivacyPolicy(BaseModel):
         return data
 
 
-class SitePolicy(BaseModel):
+class SitePolicy(BaseModel, **STRICT):
     """A site's policy: all of its rules must agree before the agent trains, evaluates or sends."""
-
-    model_config = STRICT
 
     tasks: list[Pattern]
     """Names of the allowed tasks, such as digits:task, or patterns with *, ? and [...]; the agent must have been

@@ -41,10 +41,8 @@ class MailServer(NamedTuple):
     user: str
 
 
-class NotifyConfig(BaseModel):
+class NotifyConfig(BaseModel, **STRICT):
     """How an operator is notified: by a command, a URL or e-mail; without one of them, only in the log."""
-
-    model_config = STRICT
 
     command: str = ""
     """Command to run, with its arguments, without a shell: it gets the message as JSON on its standard input, and its

@@ -9,23 +9,17 @@ from atoll.ground.faults import Refused
 from atoll.ground.printable import count_of
 from atoll.plugins.kind import AS_RECORDED
 from atoll.protocol.settings import STRICT, ConfigError, Plain
+from atoll.protocol.variants import Given
 from atoll.server.config.extensions import (
     CUSTOM_CODEC,
     CUSTOM_OPTIMIZER,
     CUSTOM_RULE,
     open_codec,
 )
-from atoll.server.config.kinds import (
-    CODECS,
-    RULES,
-    SERVER_OPTIMIZERS,
-    CodecKind,
-    ConcatenateKind,
-    OptimizerKind,
-    RuleKind,
-)
+from atoll.server.config.kinds import CODECS, RULES, SERVER_OPTIMIZERS, make_optimizer, make_rule
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.tensors.codecs.installed import name_for
+from atoll.tensors.codecs.names import codec_name
 from atoll.training.local.algorithms import CONCATENATE
 
 if TYPE_CHECKING:
@@ -40,14 +34,15 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
+APPEND_MAX = 1 << 24
+"""Most bytes that one update may append, unless a run sets another number."""
+
 RULE_FIELDS = ("malicious", "num_selected", "num_steps", "radius", "append_max")
 """Options of the rules among the settings of `AggregationConfig`."""
 
 
-class AggregationConfig(BaseModel):
+class AggregationConfig(BaseModel, **STRICT):
     """Aggregation of a round's updates."""
-
-    model_config = STRICT
 
     algorithm: Literal["fedavg", "fednova", "scaffold"] = "fedavg"
     """Federated algorithm: "fedavg" (FedSGD and FedProx, too, by `local`); "fednova": each update is divided by its
@@ -159,30 +154,30 @@ class AggregationConfig(BaseModel):
             raise ValueError(f"device {self.device} is for the rule mean, and rule is {self.rule}: allowed is cpu")
         if self.mix_neighbours and self.rule == "mean":
             raise ValueError("mix_neighbours applies before a robust rule, and rule is mean")
-        self._rule_kind()
+        self._rule_options()
         if self.mix_neighbours and self.malicious is None:
             raise ValueError(f"{self.rule} with mix_neighbours needs malicious")
         return self
 
     @model_validator(mode="after")
     def _only_what_the_codec_has(self) -> "AggregationConfig":
-        if self._codec_kind() and self.codec_options:
+        CODECS.pick(self.codec, {"topk_fraction": self.topk_fraction}, label=f"codec {self.codec}")
+        if self._has_built_in_codec and self.codec_options:
             raise ValueError(f"codec_options are for a custom codec, and codec is {self.codec}")
         return self
 
-    def _rule_kind(self) -> RuleKind | None:
-        """Return the rule with its options; None: a custom rule."""
+    def _rule_options(self) -> Given:
         given = {name: getattr(self, name) for name in RULE_FIELDS}
         return RULES.pick(self.rule, given, also={"malicious"} if self.mix_neighbours else frozenset())
 
     @property
     def has_own_rule(self) -> bool:
         """Whether the rule is a custom one."""
-        return self._rule_kind() is None
+        return self.rule not in RULES.variants
 
-    def _codec_kind(self) -> CodecKind | None:
-        """Return the codec with its options; None: an installed package's."""
-        return CODECS.pick(self.codec, {"topk_fraction": self.topk_fraction}, label=f"codec {self.codec}")
+    @property
+    def _has_built_in_codec(self) -> bool:
+        return self.codec in CODECS.variants
 
     @property
     def codec_name(self) -> str:
@@ -190,8 +185,9 @@ class AggregationConfig(BaseModel):
 
         A package's codec includes the package's version (`installed`), and cannot be resolved before `open_codec`.
         """
-        kind = self._codec_kind()
-        return name_for(self.codec, self.codec_options) if kind is None else kind.name
+        if not self._has_built_in_codec:
+            return name_for(self.codec, self.codec_options)
+        return "" if self.codec == "none" else codec_name(self.codec, self.topk_fraction)
 
     def open_codec(self) -> None:
         """Open an installed package's codec in this process; any other needs nothing.
@@ -199,7 +195,7 @@ class AggregationConfig(BaseModel):
         Raises:
             ConfigError: the codec does not exist here, or breaks its contract.
         """
-        if self._codec_kind() is None:
+        if not self._has_built_in_codec:
             open_codec(self.codec, self.codec_options)
 
     @property
@@ -215,8 +211,7 @@ class AggregationConfig(BaseModel):
     @property
     def most_appended(self) -> int | None:
         """Largest number of bytes that one update may append; None: the model does not grow."""
-        kind = self._rule_kind()
-        return kind.append_max if isinstance(kind, ConcatenateKind) else None
+        return (self.append_max or APPEND_MAX) if self.grows else None
 
     def fault_of_rows(self, num_bytes: int) -> str:
         """Return the reason why a run whose model grows refuses an update of this size; empty: it accepts it."""
@@ -248,7 +243,7 @@ class AggregationConfig(BaseModel):
 
     def fault_of_count(self, number: int) -> str:
         """Return why the rule guarantees nothing for so few updates; empty: it does. Loads no user code."""
-        if (kind := self._rule_kind()) is None or (rule := kind.build()) is None:
+        if self.has_own_rule or (rule := make_rule(self.rule, self._rule_options())) is None:
             return ""
         from atoll.aggregation.rules.rule import check_count
 
@@ -264,8 +259,7 @@ class AggregationConfig(BaseModel):
         Raises:
             ConfigError: the custom rule does not exist, or has no method `reduce`.
         """
-        kind = self._rule_kind()
-        rule = CUSTOM_RULE.load(self.rule) if kind is None else kind.build()
+        rule = CUSTOM_RULE.load(self.rule) if self.has_own_rule else make_rule(self.rule, self._rule_options())
         return None if rule is None else self._mixed(rule)
 
     def open_device(self) -> "Device | None":
@@ -301,10 +295,8 @@ def _faults_of_growth(policy: StragglerPolicy) -> Iterator[str]:
         yield f'round: partial_work "scaled" {whole}: "accept" and "refuse" do'
 
 
-class OptimizerConfig(BaseModel):
+class OptimizerConfig(BaseModel, **STRICT):
     """Server optimizer: the step of the global model by the mean of a round's updates."""
-
-    model_config = STRICT
 
     name: Annotated[str, AfterValidator(CUSTOM_OPTIMIZER.check)] = "fedavg"
     """Server optimizer. "fedavg": adds the mean. "fedavgm": with momentum. "fedadagrad", "fedadam" and "fedyogi" (Reddi
@@ -336,9 +328,8 @@ class OptimizerConfig(BaseModel):
 
     @model_validator(mode="after")
     def _only_what_it_has(self) -> "OptimizerConfig":
-        if not self._kind():
-            return self
-        if self.options:
+        self._given()
+        if not self.is_own and self.options:
             raise ValueError(f"options are for a custom optimizer, and name is {self.name}")
         return self
 
@@ -365,8 +356,7 @@ class OptimizerConfig(BaseModel):
         changed = {**given, "options": {**self.options, **values}} if self.is_own else {**given, **values}
         return OptimizerConfig.model_validate(changed, context=dict(AS_RECORDED))
 
-    def _kind(self) -> OptimizerKind | None:
-        """Return the optimizer with its options; None: a custom one."""
+    def _given(self) -> Given:
         given = {option: value for option, value in self if option not in ("name", "options")}
         return SERVER_OPTIMIZERS.pick(self.name, given)
 
@@ -376,5 +366,5 @@ class OptimizerConfig(BaseModel):
         Raises:
             ConfigError: the custom one does not exist, or refuses its options.
         """
-        kind = self._kind()
-        return CUSTOM_OPTIMIZER.load(self.name, self.options) if kind is None else kind.build()
+        own = self.is_own
+        return CUSTOM_OPTIMIZER.load(self.name, self.options) if own else make_optimizer(self.name, self._given())

@@ -36,10 +36,8 @@ def run_and_version(start: str) -> tuple[str, str] | None:
     return name, version
 
 
-class ModelConfig(BaseModel):
+class ModelConfig(BaseModel, **STRICT):
     """Start of the model, and its versions that are kept on disk."""
-
-    model_config = STRICT
 
     start: str = ""
     """Start of the model: a safetensors file, such as "model.safetensors" of `atoll model export` or `atoll train`, or
@@ -98,10 +96,8 @@ class ModelConfig(BaseModel):
         return _metric_of(self.best, self.source, self.mode) if self.best else None
 
 
-class StopConfig(BaseModel):
+class StopConfig(BaseModel, **STRICT):
     """Early end of a run by a metric; the run is then finished."""
-
-    model_config = STRICT
 
     metric: MetricName = ""
     """Metric that may end the run before `rounds`: at its `target`, or after `patience`. Each round then waits for the

@@ -37,10 +37,8 @@ _fault = partial(excluded, "privacy")
 _best_bands = lru_cache(maxsize=64)(best_bands)
 
 
-class PrivacyConfig(BaseModel):
+class PrivacyConfig(BaseModel, **STRICT):
     """Differential privacy: a guarantee for clients or examples, with a budget that no restart refunds."""
-
-    model_config = STRICT
 
     unit: Literal["client", "example"] = "client"
     """What is protected: "client", all that one client contributes to the run; "example", one row of the training data

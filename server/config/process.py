@@ -49,10 +49,8 @@ def _plain(host: str) -> str:
     return "127.0.0.1" if host.lower() == "localhost" else host.lower()
 
 
-class CoordinatorConfig(BaseModel):
+class CoordinatorConfig(BaseModel, **STRICT):
     """Coordinator's process, with any number of runs."""
-
-    model_config = STRICT
 
     listen: Address = "127.0.0.1:7070"
     """host:port for clients and aggregation ranks; port 0: the system chooses. "0.0.0.0:7070" is every interface."""
@@ -185,10 +183,8 @@ class CoordinatorConfig(BaseModel):
                 yield f"{name} {address} and {other} {other_address} are the same port: give each a different one"
 
 
-class AggregatorConfig(BaseModel):
+class AggregatorConfig(BaseModel, **STRICT):
     """Aggregation rank as a separate process."""
-
-    model_config = STRICT
 
     coordinator: Address | Literal[""] = ""
     """host:port of the coordinator; empty: the address received at enrolment."""
@@ -249,10 +245,8 @@ class AggregatorConfig(BaseModel):
         return self
 
 
-class HostFile(BaseModel):
+class HostFile(BaseModel, **STRICT):
     """TOML file of `atoll coordinator` without a run: only the coordinator's table."""
-
-    model_config = STRICT
 
     coordinator: CoordinatorConfig = CoordinatorConfig()
     """The coordinator's process."""

@@ -14,11 +14,12 @@ from atoll.ground.faults import Refused
 from atoll.plugins.reference import check_reference
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import STRICT, Plain
+from atoll.protocol.variants import Given
 from atoll.server.config import example_privacy
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.config.example_privacy import STEPS_MISSING, ExampleTerms, given_of, rules_of
 from atoll.server.config.extensions import CUSTOM_SAMPLER
-from atoll.server.config.kinds import COHORT_SAMPLERS, SamplerKind
+from atoll.server.config.kinds import COHORT_SAMPLERS, make_sampler
 from atoll.server.config.model import ModelConfig, StopConfig, faults_of_watching
 from atoll.server.config.privacy import PrivacyConfig
 from atoll.server.config.process import CoordinatorConfig
@@ -48,10 +49,8 @@ too."""
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
-class CohortConfig(BaseModel):
+class CohortConfig(BaseModel, **STRICT):
     """Selection of clients for a round."""
-
-    model_config = STRICT
 
     sampler: Annotated[str, AfterValidator(CUSTOM_SAMPLER.check)] = "uniform"
     """Sampler of cohorts from the available clients: "uniform"; "weighted" by the size of their training data;
@@ -88,11 +87,10 @@ class CohortConfig(BaseModel):
 
     @model_validator(mode="after")
     def _only_what_the_sampler_has(self) -> "CohortConfig":
-        self._kind()
+        self._options()
         return self
 
-    def _kind(self) -> SamplerKind | None:
-        """Return the sampler with its options; None: a custom one."""
+    def _options(self) -> Given:
         given = {name: value for name, value in self if name != "sampler"}
         return COHORT_SAMPLERS.pick(self.sampler, given)
 
@@ -118,14 +116,11 @@ class CohortConfig(BaseModel):
         Raises:
             ConfigError: there is no such custom sampler.
         """
-        kind = self._kind()
-        return CUSTOM_SAMPLER.load(self.sampler) if kind is None else kind.build()
+        return make_sampler(self.sampler, self._options()) if self.is_ours else CUSTOM_SAMPLER.load(self.sampler)
 
 
-class EvaluationConfig(BaseModel):
+class EvaluationConfig(BaseModel, **STRICT):
     """Evaluation of versions, on the server's data and by the clients."""
-
-    model_config = STRICT
 
     server_every: int = Field(default=1, ge=0, le=1_000_000)
     """Interval, in versions, of the evaluations on the server's test data, if the task has any; the last version is
@@ -146,10 +141,8 @@ class EvaluationConfig(BaseModel):
     Only sites whose policy lets them leave have such metrics (`metrics = "per_site"`)."""
 
 
-class ProgramConfig(BaseModel):
+class ProgramConfig(BaseModel, **STRICT):
     """Server program of a run of messages: custom code decides what is sent to which site, and what follows."""
-
-    model_config = STRICT
 
     main: Reference | Literal[""] = ""
     """Function that is called with the grid of the run, `module:function` or `path/to/file.py:function`; or a Flower
@@ -173,13 +166,11 @@ class ProgramConfig(BaseModel):
     """Longest time that an exchange waits for replies [s], whatever the function asks for."""
 
 
-class WaitConfig(BaseModel):
+class WaitConfig(BaseModel, **STRICT):
     """Wait of a run for absent sites that its quorum needs, or for disk space of the coordinator or a rank.
 
     It is not a failure and uses no retry.
     """
-
-    model_config = STRICT
 
     most: Seconds | None = None
     """Longest wait of a round for its clients, from the end of `round.selection_timeout` on, and of a run for disk
@@ -191,10 +182,8 @@ class WaitConfig(BaseModel):
     back, or when there is disk space; "fail": it fails."""
 
 
-class RunConfig(BaseModel):
+class RunConfig(BaseModel, **STRICT):
     """Settings of one run: its task, its length and its rules."""
-
-    model_config = STRICT
 
     short_tables: ClassVar[Mapping[str, tuple[str, str]]] = {"task": ("reference", "options")}
     """Strings that may be written as a table: the key of the string in it, and the field for its other keys."""

@@ -12,10 +12,8 @@ from atoll.task.overrides import OverridesRefused
 from atoll.task.round_schedule import BOUNDED, read_schedule
 
 
-class OneSchedule(BaseModel):
+class OneSchedule(BaseModel, **STRICT):
     """Schedule of one setting: its value in each round r = 1, 2, ..., with t = r - 1 - warmup."""
-
-    model_config = STRICT
 
     kind: Literal["cosine", "linear", "exponential", "step", "list"]
     """Course of the value. "cosine": end + (start - end) (1 + cos(pi t / T)) / 2, T = `rounds` - `warmup`; "linear":
@@ -66,10 +64,8 @@ class OneSchedule(BaseModel):
         return table
 
 
-class ScheduleConfig(BaseModel):
+class ScheduleConfig(BaseModel, **STRICT):
     """Settings that change over the rounds; a round that commits no version is repeated with the same values."""
-
-    model_config = STRICT
 
     local: dict[str, OneSchedule] = {}
     """Schedules of the local settings by name, such as `lr = {kind = "cosine", end = 0.001}`: all of `local` except

@@ -78,10 +78,8 @@ _SEES_SITES = {
 _fault = partial(excluded, "secure")
 
 
-class SecureStatistics(BaseModel):
+class SecureStatistics(BaseModel, **STRICT):
     """Layout of the statistics before the run (`atoll run statistics`), which are added in one secure sum."""
-
-    model_config = STRICT
 
     splits: list[Literal["train", "test"]] = ["train"]
     """Splits of the data whose statistics are added."""
@@ -132,10 +130,8 @@ class SecureStatistics(BaseModel):
             )
 
 
-class SecureConfig(BaseModel):
+class SecureConfig(BaseModel, **STRICT):
     """Secure sums: the coordinator sees the sum of a session's updates, and no single one."""
-
-    model_config = STRICT
 
     bits: Bits = 32
     """Bits of a word of the sum: 32, with 22 for each client's value, or 64, with 44, which doubles the upload."""

@@ -226,19 +226,9 @@ class ExampleRules(PrivacyRules):
 
     def guarantee(self, spent: float, uses: int) -> Guarantee:
         """Return the guarantee of a run whose most used client has spent this in `uses` sums."""
-        epsilon, accountant = self._bounded(spent)
-        return Guarantee(
-            epsilon=epsilon,
-            delta=self.delta,
-            unit="example",
-            mechanism="gaussian",
-            noise_multiplier=self.noise_multiplier,
-            clip_norm=self.clip_norm,
-            uses=round(spent),
-            accountant=accountant,
-            noise_by="site",
-            sampling_rate=self.sample_rate,
-        )
+        of_uses, steps = PrivacyRules.guarantee(self, spent, uses), round(spent)
+        accountant = self._bounded(spent)[1]
+        return replace(of_uses, unit="example", uses=steps, accountant=accountant, sampling_rate=self.sample_rate)
 
     def _bounded(self, spent: float) -> tuple[float, str]:
         if not spent:
@@ -274,4 +264,4 @@ class SharedExampleRules(ExampleRules):
     def guarantee(self, spent: float, uses: int) -> Guarantee:
         """Return the guarantee of a run whose most used client has spent this in `uses` sums."""
         of_steps = ExampleRules.guarantee(self, spent, uses)
-        return replace(of_steps, noise_by="clients", honest_min=self.honest_min, colluders=self.colluders)
+        return replace(of_steps, honest_min=self.honest_min, colluders=self.colluders)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import BaseModel, Field, model_validator
 
 from atoll.protocol.settings import STRICT
-from atoll.simulations.attacks.kinds import ATTACKS
+from atoll.protocol.variants import Choice, Variant
 
 OF_ALL = ("kind", "malicious", "keeps_bound")
 """Fields that belong to every kind of attack."""
@@ -17,14 +17,24 @@ Inference = Literal["inversion", "membership"]
 Kind = OfClients | Inference | Literal["lying_coordinator"]
 OF_COORDINATOR = frozenset({*get_args(Inference), "lying_coordinator"})
 """Names of the attacks of the coordinator, which no client takes part in."""
+ATTACKS = Choice(
+    {
+        **dict.fromkeys(("none", "sign_flip", *sorted(OF_COORDINATOR)), Variant()),
+        "label_flip": Variant(others=("num_labels",)),
+        "scaled_flip": Variant(others=("factor",)),
+        "gaussian": Variant(others=("sigma",)),
+        "alie": Variant(others=("z", "knows")),
+        "ipm": Variant(others=("epsilon", "knows")),
+        "backdoor": Variant(others=("target", "trigger_size", "trigger_value", "poisoned", "factor")),
+        "free_rider": Variant(others=("disguise",)),
+    }
+)
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class AttackConfig(BaseModel):
+class AttackConfig(BaseModel, **STRICT):
     """An attack on a run: its kind, the malicious clients and the options of the kind."""
-
-    model_config = STRICT
 
     kind: Kind = "none"
     """Attack of the malicious clients; "none": no attack. Attacks on training data: "label_flip" mirrors the labels,

@@ -34,10 +34,8 @@ OF_AVAILABILITY = {
 HOUR_S = 3600.0
 
 
-class DeviceConfig(BaseModel):
+class DeviceConfig(BaseModel, **STRICT):
     """The devices of the clients of a simulated run."""
-
-    model_config = STRICT
 
     examples_per_s: Spread = 1000.0
     """Training examples that a client processes per second; each pass over an example counts. A number: the same for

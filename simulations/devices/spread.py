@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Lognormal(BaseModel):
+class Lognormal(BaseModel, **STRICT):
     """A lognormal distribution, for properties whose extremes differ by large factors."""
-
-    model_config = STRICT
 
     median: Positive
     """Median: half of the clients have less, half have more."""
@@ -34,10 +32,8 @@ class Lognormal(BaseModel):
     """Standard deviation of the logarithm: two thirds of the clients lie within a factor exp(sigma) of the median."""
 
 
-class Uniform(BaseModel):
+class Uniform(BaseModel, **STRICT):
     """A uniform distribution between two values."""
-
-    model_config = STRICT
 
     low: Positive
     """Lower end of the range."""

@@ -45,10 +45,8 @@ _KEY_MAX = 200
 _ODD = re.compile(r"[^A-Za-z0-9._=+-]+")
 
 
-class SweepConfig(BaseModel):
+class SweepConfig(BaseModel, **STRICT):
     """Table `[sweep]`: the metric and columns of the table of results, and the number of parallel runs."""
-
-    model_config = STRICT
 
     metric: str | None = None
     """Metric of the table, WHO/METRIC such as "server/accuracy"; absent: the first one that is not a loss."""

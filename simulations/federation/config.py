@@ -17,10 +17,8 @@ OF_A_COORDINATOR = ("coordinator.lease",)
 EngineName = Literal["auto", "sequential", "processes", "batched", "ray"]
 
 
-class SimulationConfig(BaseModel):
+class SimulationConfig(BaseModel, **STRICT):
     """Computation of the clients' training on this machine: engines decide alike, with different rounding."""
-
-    model_config = STRICT
 
     engine: EngineName = "auto"
     """Engine that trains the clients. "sequential": one client after the other, in this process, with the bits of a

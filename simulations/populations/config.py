@@ -10,10 +10,8 @@ from atoll.simulations.populations.kinds import CUSTOM_POPULATION, POPULATIONS
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 
 
-class PopulationConfig(BaseModel):
+class PopulationConfig(BaseModel, **STRICT):
     """Population: its clients and the rule by which examples are dealt to them."""
-
-    model_config = STRICT
 
     kind: Annotated[str, AfterValidator(CUSTOM_POPULATION.check)] = "natural"
     """Partition of the data among the clients. "natural": the task's sites, each with its data. All other kinds pool

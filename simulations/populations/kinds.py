@@ -1,76 +1,29 @@
-"""The kinds of populations as a discriminated union: each with its own options. `config.py` documents them."""
-
-from typing import Literal
-
-from pydantic import model_validator
+"""The kinds of populations, each with its own options. `config.py` documents them."""
 
 from atoll.plugins.kind import Kind
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.variants import Choice, Variant
+from atoll.protocol.variants import Choice, Given, Variant
 
 
-class Natural(Variant):
-    """Population of the task's sites."""
-
-    kind: Literal["natural"]
+def _fault_of_quantity(given: Given) -> str:
+    return "quantity needs one of alpha and sigma" if ("alpha" in given) == ("sigma" in given) else ""
 
 
-class Iid(Variant):
-    """Population: examples shuffled, in equal parts."""
-
-    kind: Literal["iid"]
-    clients: int
+def _fault_of_feature(given: Given) -> str:
+    is_wrong = given["change"] == "rotation" and "strength" in given
+    return "strength is not an option of the change rotation" if is_wrong else ""
 
 
-class Dirichlet(Variant):
-    """Population: label skew by a Dirichlet distribution."""
-
-    kind: Literal["dirichlet"]
-    clients: int
-    alpha: float
-    balanced: bool | None = None
-
-
-class Shards(Variant):
-    """Population: examples sorted by label and cut into shards."""
-
-    kind: Literal["shards"]
-    clients: int
-    shards_per_client: int | None = None
-
-
-class Quantity(Variant):
-    """Population: examples shuffled, in unequal parts."""
-
-    kind: Literal["quantity"]
-    clients: int
-    alpha: float | None = None
-    sigma: float | None = None
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> "Quantity":
-        if (self.alpha is None) == (self.sigma is None):
-            raise ValueError("quantity needs one of alpha and sigma")
-        return self
-
-
-class Feature(Variant):
-    """Population: equal parts, with inputs that are changed differently for each client."""
-
-    kind: Literal["feature"]
-    clients: int
-    change: str
-    strength: float | None = None
-
-    @model_validator(mode="after")
-    def _a_rotation_has_no_strength(self) -> "Feature":
-        if self.change == "rotation" and self.strength is not None:
-            raise ValueError("strength is not an option of the change rotation")
-        return self
-
-
-PopulationKind = Natural | Iid | Dirichlet | Shards | Quantity | Feature
-POPULATIONS: Choice[PopulationKind] = Choice(PopulationKind, "kind")
+POPULATIONS = Choice(
+    {
+        "natural": Variant(),
+        "iid": Variant("clients"),
+        "dirichlet": Variant("clients", "alpha", others=("balanced",)),
+        "shards": Variant("clients", others=("shards_per_client",)),
+        "quantity": Variant("clients", others=("alpha", "sigma"), fault=_fault_of_quantity),
+        "feature": Variant("clients", "change", others=("strength",), fault=_fault_of_feature),
+    }
+)
 CUSTOM_POPULATION = Kind(
     name="population",
     group="atoll.populations",

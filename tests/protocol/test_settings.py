@@ -13,10 +13,8 @@ from atoll.ground.faults import Refused
 from atoll.protocol.settings import STRICT, ConfigError, Folder, Plain, describe, effective, load, load_text
 
 
-class Tides(BaseModel):
+class Tides(BaseModel, **STRICT):
     """Settings of one table."""
-
-    model_config = STRICT
 
     low: int = Field(default=1, ge=0, le=100)
     """The lower one,
@@ -42,10 +40,8 @@ class Tides(BaseModel):
         return self
 
 
-class Lagoon(BaseModel):
+class Lagoon(BaseModel, **STRICT):
     """Settings of one file."""
-
-    model_config = STRICT
 
     name: str
     """Name of the lagoon."""
@@ -75,6 +71,15 @@ def test_overrides_stand_over_the_file_and_the_file_over_defaults(tmp_path: Path
     assert lagoon.fish == {"cod": 0.5, "eels": [1, 2], "kind": "gold"}
     assert lagoon.state == Path("/a/b")
     assert load(Lagoon, None, ["name=b"]) == Lagoon(name="b")
+    numbers = {"a": ".2", "b": "-1.", "c": "1.e-3", "d": "+.5E2"}
+    assert load(Lagoon, None, ["name=c", *(f"fish.{name}={text}" for name, text in numbers.items())]).fish == {
+        name: float(text) for name, text in numbers.items()
+    }
+    assert load(Lagoon, None, ["name=c", "fish.a=.", "fish.b=1.2.3", "fish.c=.gitignore"]).fish == {
+        "a": ".",
+        "b": "1.2.3",
+        "c": ".gitignore",
+    }
 
 
 def test_all_faults_are_told_at_once() -> None:
@@ -125,10 +130,8 @@ def test_no_override_takes_a_table_away(text: str) -> None:
     )
 
 
-class Reef(BaseModel):
+class Reef(BaseModel, **STRICT):
     """Settings with values by dotted names, one table of them short for a text and the rest."""
-
-    model_config = STRICT
 
     short_tables: ClassVar = {"task": ("reference", "options")}
     dotted_names: ClassVar = {"options": 0, "sites": 1}

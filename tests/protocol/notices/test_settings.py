@@ -9,8 +9,7 @@ from atoll.protocol.notices.settings import MailServer, NotifyConfig, faults_of_
 from atoll.protocol.settings import STRICT, ConfigError, effective, load_text
 
 
-class File(BaseModel):
-    model_config = STRICT
+class File(BaseModel, **STRICT):
     notify: NotifyConfig = NotifyConfig()
 
 

@@ -23,8 +23,7 @@ stats = later("scipy.stats")
 NAMES = [f"client-{index}" for index in range(2000)]
 
 
-class Table(BaseModel):
-    model_config = STRICT
+class Table(BaseModel, **STRICT):
     devices: DeviceConfig = DeviceConfig()
 
 
