@@ -206,7 +206,7 @@ async def test_the_rows_of_replies_go_before_their_files_and_their_records_last(
         await run.all(run.push(NOBODY), ProgramEnded())
         while "records" not in done:
             await asyncio.sleep(0.01)
-        assert done == ["rows", "files", "records"], "a backup between two of them lacks no file that a row names"
+        assert done[:3] == ["rows", "files", "records"], "a backup between two of them lacks no file that a row names"
 
 
 @live
