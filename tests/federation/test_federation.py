@@ -70,7 +70,7 @@ def test_agent_killed_with_a_finished_update_sends_it_after_its_restart(tmp_path
     with federation(tmp_path) as it:
         it.coordinator(round__cohort_size=2, rounds=1)
         it.agent("a")
-        it.agent("b", upload_limit=60_000)
+        it.agent("b", upload_limit=20_000)
         it.wait_for(lambda: "uploading" in it.log("b") or None)
         time.sleep(0.5)
         it.kill("b")

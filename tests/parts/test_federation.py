@@ -77,7 +77,7 @@ def test_parts_make_the_model_that_whole_updates_make(tmp_path, whole, num_ranks
 def test_an_agent_that_dies_while_it_spools_its_parts_sends_one_update(tmp_path, step):
     """A folder without its root is no update: it is trained again; with it, it is sent."""
     with federation(tmp_path, task=TASK) as it:
-        it.coordinator(rounds=2, round__cohort_size=2, round__deadline=60)
+        it.coordinator(rounds=2, round__cohort_size=2)
         it.agent("a")
         divided = {VARIABLE: "stripes:4"}
         it.agent("b", environment=divided | {"ATOLL_CRASH_AT": step})
