@@ -135,26 +135,6 @@ def _dry_run(shape: ModelShape, candidate: Candidate, rank: int) -> DryRun:
     return DryRun(rank=rank, **sizes, peak=watch.peak, collectives=tuple(watch.collectives), flops=watch.flops)
 
 
-def steps_alone(shape: ModelShape, candidate: Candidate, rank: int, device: str, *, number: int = 2) -> None:
-    """Run real steps of one rank of any mesh, on a real device with real memory, and torch's fake network.
-
-    Tensors from other ranks have undefined values: the arithmetic means nothing, the allocator's peak does. This
-    process must have no process group, and the plan must shard the model (dp_shard, tp).
-    """
-    dist.init_process_group("fake", rank=rank, world_size=candidate.mesh.size)
-    try:
-        with torch.device("meta"):
-            model = Decoder(decoder_config(shape))
-        engine = _build(model, shape, candidate, Axes(candidate.mesh, torch.device(device).type), device)
-        for part in engine.parts:
-            part.to_empty(device=device)
-        batch = _batch(shape, candidate).to(device)
-        for _ in range(number):
-            engine.step(batch, total=1, report=False)
-    finally:
-        dist.destroy_process_group()
-
-
 def _never_due(_number: int) -> bool:
     return False
 
