@@ -1,6 +1,6 @@
 """SIGKILL for the coordinator and the agents, at every crash point of a round and at random times.
 
-    python -m benchmarks.crash_matrix [--quick] [--secure] [--kills N] [--seed N] [--only STEP ...]
+    python -m benchmarks.crash_matrix [--quick] [--secure] [--part K/N] [--kills N] [--seed N] [--only STEP ...]
 
 A coordinator and three agents are real processes; the updates are known to the bit. First comes an undisturbed run,
 then one run for each step of `ground/process/crash_points.py`, in which a process kills itself and is restarted, then
@@ -44,7 +44,7 @@ from atoll.parallel.mesh_client import crash_points as rank_crash_points
 from benchmarks import secure_deaths
 from benchmarks.evidence import Verdict
 from benchmarks.federation import AGGREGATOR, COORDINATOR, RANK, SITES, Federation, Killer, Recovery, Shape
-from benchmarks.processes import NotMeasured
+from benchmarks.processes import NotMeasured, keep_bytecode
 from benchmarks.report import Bar, conclude, say, spread
 from benchmarks.small_disk import enter_namespace
 
@@ -289,17 +289,22 @@ def main() -> int:
         help="test only these steps (step, step:n, of a rank 'step:n 1'; then, perhaps, ' + parts' or ' + mesh'; with "
         "--secure also ' + ranks', ...)",
     )
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="test every N-th step from the K-th: a share of N")
     arguments = parser.parse_args()
+    first, _, every = arguments.part.partition("/")
+    of_part = slice(int(first) - 1, None, int(every or 1))
+    keep_bytecode()
     if arguments.secure:
         rows = arguments.only or (QUICK_SECURE if arguments.quick else secure_deaths.rows())
         if any(secure_deaths.read(row)[1] & FREE_BYTES.keys() for row in rows):
             enter_namespace()
-        return of_sums(rows)
+        return of_sums(rows[of_part])
     default = NUM_KILLS_QUICK if arguments.quick else 0 if arguments.only else NUM_KILLS
     num_kills = default if arguments.kills is None else arguments.kills
     shape = Shape(rounds=3, num_elements=600_000) if arguments.quick else Shape()
     tally = Tally({"": undisturbed(shape)})
     planned = arguments.only or (QUICK if arguments.quick else schedule())
+    planned = planned[of_part]
     say(f"{len(planned)} deaths at named steps")
     for crash_at in planned:
         at_step(tally, crash_at, shape)

@@ -37,7 +37,7 @@ RANK = "rank"
 """A rank of the client with a mesh, among the processes that die."""
 AGGREGATOR = "aggregator"
 """The aggregation ranks, among the processes that die: each at its step; the coordinator starts them again."""
-CHECKPOINT_EVERY = "3 steps"
+CHECKPOINT_EVERY = "2 steps"
 HANG_S = 20.0
 HEALS = ("crew.filling", "crew.filled", "crew.mid_step", "crew.stepped", "crew.saving", "crew.saved")
 """The steps of a rank after whose death the same training makes another step."""

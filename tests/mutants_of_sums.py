@@ -6,6 +6,7 @@ MEMBER, PROMISES = "client/secure/member.py", "client/secure/promises.py"
 AGREED, SECURITY = "client/session/agreed_terms.py", "client/site/security.py"
 SESSION, ROUND = "server/sessions/session.py", "server/rounds/secure_round.py"
 LIES = ("tests/server/sessions/test_lies.py",)
+OF_MOVES = ("tests/server/sessions/test_dishonest_moves.py",)
 OF_TERMS = ("tests/client/session/test_agreed_terms.py",)
 _ROUNDS, _WORLDS = "tests/server/rounds/test_secure_round.py", "tests/histories/test_worlds.py"
 OF_ROUNDS = (
@@ -288,6 +289,18 @@ OF_SUMS = (
         "one sum too many from one base",
         file=PROMISES,
         new="signed > self.base_repeats_max",
+    ),
+    Mutant(
+        "sum: sums from one base, joined at once",
+        PROMISES,
+        """        if terms.purpose != "statistics":
+            return self._fault_of_base(terms)
+""",
+        """        if terms.purpose != "statistics":
+            return ""
+""",
+        "sums of several runs that were joined before one was signed are all signed",
+        OF_MOVES,
     ),
     _unchecked(
         "signatures not counted",
@@ -622,9 +635,9 @@ OF_SUMS = (
     ),
     Mutant(
         "sum: an attempt with the keys of the one before",
-        ROUND,
-        "of.session, of.opening, of.keys, of.asked = None, None, {}, {*left}",
-        "of.session, of.opening, of.asked = None, None, {*left}",
+        ONE_SUM,
+        "self.session, self.opening, self.keys, self.asked = None, None, {}, {*members}",
+        "self.session, self.opening, self.asked = None, None, {*members}",
         "the roster of another attempt has the keys of the one before",
         OF_ROUNDS,
     ),

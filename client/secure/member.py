@@ -18,13 +18,13 @@ from enum import IntEnum, auto
 from functools import partial
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from atoll.client.secure.promises import Kind, PeerChains, Promise, Promises, extended, promise_of, sites_digest
 from atoll.ground.printable import count_of
 from atoll.protocol.identity.statement import NotTrusted
 from atoll.protocol.secure.boxes import BadBox, Shares, seal, unseal
-from atoll.protocol.secure.keys import box_key, mask_key, self_key
+from atoll.protocol.secure.keys import box_key, exchanged, mask_key, self_key
 from atoll.protocol.secure.messages import (
     Agreement,
     Answer,
@@ -299,7 +299,7 @@ class Member:
 
         def share_with(other: Position) -> None:
             member = members[other]
-            masked, boxed = _exchanged(made.mask, member.mask_key), _exchanged(made.box, member.box_key)
+            masked, boxed = exchanged(made.mask, member.mask_key), exchanged(made.box, member.box_key)
             _check(masked is not None and boxed is not None, f"a key of {member.name} is none")
             assert masked is not None
             assert boxed is not None
@@ -427,14 +427,6 @@ class _Secrets:
         self.masks: dict[Position, bytes] = {}
         self.boxes: dict[Position, bytes] = {}
         self.shares: dict[Position, Shares] = {}
-
-
-def _exchanged(private: X25519PrivateKey, public: bytes) -> bytes | None:
-    """Return the shared secret; None: the key has another size, or is a point of low order."""
-    try:
-        return private.exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError:
-        return None
 
 
 def _check(holds: bool, fault: str) -> None:

@@ -129,7 +129,11 @@ class Promises:
             )
         if terms.purpose == "statistics":
             return ""  # the sites in it decide, which are not known yet
-        signed = self._bases.get((terms.model, terms.purpose), 0)
+        return self._fault_of_base(terms)
+
+    def _fault_of_base(self, terms: Terms) -> str:
+        """Return why no further sum from the terms' base version may be signed; empty: one may."""
+        signed, what = self._bases.get((terms.model, terms.purpose), 0), _WORK[terms.purpose]
         if terms.purpose != "update" and signed:
             return (
                 f"this site has signed a sum of {what} {terms.base} already: two sums of the same metrics over other "
@@ -146,12 +150,15 @@ class Promises:
     def fault_of_sites(self, terms: Terms, names: Iterable[str]) -> str:
         """Return why a sum must not be over these sites, before this site masks and before it signs; empty: it may.
 
+        Sums from one base version are counted once more: those of several runs may have been joined before any of them
+        was signed.
+
         Sums of one task's statistics are over one set of sites, in any run and of any layout: two that differ by a site
         would tell its numbers. They are joined in the order of their requests, and none is signed after a later one was
         joined: so a site that has signed one set is within no later sum over another.
         """
         if terms.purpose != "statistics":
-            return ""
+            return self._fault_of_base(terms)
         newest = self._newest.get(_order_of(terms.run, terms.purpose, terms.model), (0, 0))
         if newest != (terms.round, terms.attempt):
             since = f"request {newest[0]} for statistics of this task, attempt {newest[1]}"

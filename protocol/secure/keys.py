@@ -1,11 +1,20 @@
 """The keys of a session, each derived for one purpose and bound to its id (RFC 5869, SHA-256, no salt)."""
 
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from atoll.protocol.secure.transcript import framed, number
 
 KEY_BYTES = 32
+
+
+def exchanged(private: X25519PrivateKey, public: bytes) -> bytes | None:
+    """Return the shared secret; None: the key has another size, or is a point of low order."""
+    try:
+        return private.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        return None
 
 
 def self_key(seed: bytes, session: bytes) -> bytes:

@@ -3,10 +3,13 @@
 import time
 from collections.abc import Callable
 
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
 from atoll.ground.printable import count_of, printable
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.statement import NotTrusted
 from atoll.protocol.secure import wire
+from atoll.protocol.secure.keys import exchanged
 from atoll.protocol.secure.messages import Agreement, Answer, Gone, MaskedWords, MemberKeys, Reveal, SealedShares
 from atoll.protocol.secure.site_key import check_certified, is_signed
 from atoll.protocol.secure.terms import Terms
@@ -222,12 +225,17 @@ def check_keys(keys: MemberKeys, client_id: ClientId, terms: Terms, authorities:
     """Check a client's keys for a session.
 
     Raises:
-        NotTrusted: they are another client's, of other terms, or not signed by a certified key of this client.
+        NotTrusted: they are another client's, of other terms, of low order, or not signed by a certified key of this
+            client.
     """
     if keys.name != client_id:
         raise NotTrusted(f"its keys are of {printable(keys.name)}")
     if keys.terms != terms.digest:
         raise NotTrusted("its keys are for other terms")
+    probe = X25519PrivateKey.generate()
+    for kind, key in (("mask key", keys.mask_key), ("box key", keys.box_key)):
+        if exchanged(probe, key) is None:
+            raise NotTrusted(f"its {kind} is a point of low order, which has no shared secret with any other")
     if not is_signed(keys.site.key, keys.statement(), keys.signature):
         raise NotTrusted("its keys are not signed by its site key")
     check_certified(keys.site, client_id, authorities, time.time())

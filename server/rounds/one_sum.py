@@ -1,14 +1,14 @@
 """One of the secure sums of a round or of an evaluation, at its newest attempt. Pure."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from atoll.protocol.secure.messages import MemberKeys, Position
-from atoll.protocol.vocabulary import ClientId
+from atoll.protocol.secure.messages import MemberKeys, Position, Roster
+from atoll.protocol.vocabulary import ClientId, Purpose, RoundId
 from atoll.server.rounds.record import SumRecord
-from atoll.server.rounds.session_events import SessionSum
+from atoll.server.rounds.session_events import OpeningFailed, SessionSum, SumOpened, TellMember
 from atoll.server.sessions.refusals import left_out
-from atoll.server.sessions.session import OpenSum, Session, Stage
+from atoll.server.sessions.session import Effect, OpenSum, Session, Stage, Tell
 
 
 class OneSum:
@@ -52,6 +52,42 @@ class OneSum:
     def may_refuse(self) -> bool:
         """Whether a member that refuses others may be in another attempt: no survivors have been told."""
         return self.session is not None and self.session.stage in (Stage.SHARING, Stage.MASKING)
+
+    def begin(self, threshold: int, least: int, by: float) -> Sequence[Effect]:
+        """Begin the session of the members whose keys are in, of whom at least `least` are in its sum."""
+        roster = Roster(threshold, tuple(self.keys[name] for name in self.names))
+        self.session = Session(roster, roster.members[0].terms, least)
+        self.record.threshold, self.record.num_members = threshold, len(self.keys)
+        self.record.stage, self.by = self.session.stage, by
+        return self.session.start()
+
+    def begin_attempt(self, members: Collection[ClientId], by: float) -> None:
+        """Begin another attempt, with new keys of these members."""
+        self.record.attempt += 1
+        self.record.stage, self.record.threshold, self.record.num_members = "keys", 0, 0
+        self.session, self.opening, self.keys, self.asked = None, None, {}, {*members}
+        self.by = by
+
+    def fail(self) -> None:
+        """End without a sum."""
+        self.is_over, self.record.stage, self.by = True, Stage.FAILED, math.inf
+
+    def awaits(self, event: SumOpened | OpeningFailed) -> bool:
+        """Return whether an event is the outcome of the opening that was issued."""
+        return not self.is_over and self.attempt == event.attempt and self.opening is not None
+
+    def opened(self, event: SumOpened) -> None:
+        """End with an open sum; its event may have a fault, for which it does not count."""
+        names = self.names
+        assert self.session is not None
+        self.session.opened(names.index(client_id) for client_id in event.wrong)
+        self.record.wrong, self.record.stage, self.by = [*event.wrong], Stage.OPENED, math.inf
+        self.is_over, self.is_opened = True, not event.fault
+
+    def told(self, tell: Tell, round_id: RoundId, purpose: Purpose = "update") -> TellMember:
+        """Return the question to a member as an effect of its round."""
+        at = (self.names[tell.position], round_id, self.record.session, self.attempt, len(self.keys))
+        return TellMember(*at, tell.question, purpose)
 
     def without(self, members: Collection[ClientId]) -> frozenset[ClientId]:
         """Return which of these members another attempt leaves out: no two of the others refuse each other."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from atoll.ground.printable import count_of
 from atoll.protocol.secure import wire
-from atoll.protocol.secure.messages import Answer, MaskedWords, MemberKeys, Reveal, Roster
+from atoll.protocol.secure.messages import Answer, MaskedWords, MemberKeys, Reveal
 from atoll.protocol.secure.session_size import MEMBERS_MIN, TWO_THIRDS, threshold_of
 from atoll.protocol.vocabulary import ClientId, FailureReason, Purpose, RoundId
 from atoll.server.rounds.client_evaluation import SILENT, ClientEvaluation
@@ -33,9 +33,8 @@ from atoll.server.rounds.session_events import (
     SessionLeft,
     SumOpened,
     SumPlace,
-    TellMember,
 )
-from atoll.server.sessions.session import Fail, Session, Stage, Tell
+from atoll.server.sessions.session import Fail, Stage, Tell
 from atoll.server.sessions.session import OpenSum as OpenWith
 from atoll.task.metrics import merge
 
@@ -166,7 +165,7 @@ class SecureEvaluation:
             return (self.asked(client_id),)
         position = of.position_of(client_id)
         told = [] if position is None else of.session.returned(position)
-        return tuple(self._told(of, effect) for effect in told if isinstance(effect, Tell))
+        return tuple(of.told(effect, self.number, self._purpose) for effect in told if isinstance(effect, Tell))
 
     def gave_up(self, client_id: ClientId, why: str, now: float) -> Effects:
         """Continue without a client: it failed, is lost, or has left its session. Words that are in still count."""
@@ -226,12 +225,10 @@ class SecureEvaluation:
 
     def sum_opened(self, event: SumOpened) -> None:
         """Record the metrics of a sum, or why it has none."""
-        if (of := self._awaiting(event)) is None or of.session is None:
+        if (of := self._awaiting(event)) is None:
             return
-        names = of.names
-        of.session.opened(names.index(client_id) for client_id in event.wrong)
-        of.record.wrong, of.record.is_dropped, of.record.detail = [*event.wrong], bool(event.fault), event.fault
-        of.is_over, of.is_opened, of.record.stage = True, not event.fault, Stage.OPENED
+        of.opened(event)
+        of.record.is_dropped, of.record.detail = bool(event.fault), event.fault
         if not event.fault:
             self._found[event.session] = event.statistics
 
@@ -247,7 +244,7 @@ class SecureEvaluation:
         if event.round_id != self.number or event.session >= len(self._sums):
             return None
         of = self._sums[event.session]
-        return None if of.is_over or of.attempt != event.attempt or of.opening is None else of
+        return of if of.awaits(event) else None
 
     # ------------------------------------------------------------ time
 
@@ -274,16 +271,12 @@ class SecureEvaluation:
         for client_id in sorted(of.asked):
             self.evaluation.failures[client_id] = SILENT
         of.asked.clear()
-        names = of.names
-        least = self._least[of.record.session]
-        if len(names) < least:
-            why = f"{count_of(len(names), 'member')}; needed: {least}"
+        members, least = len(of.keys), self._least[of.record.session]
+        if members < least:
+            why = f"{count_of(members, 'member')}; needed: {least}"
             return self._fails(of, why, may_repeat=False, now=now)
-        roster = Roster(threshold_of(TWO_THIRDS, len(names)), tuple(of.keys[name] for name in names))
-        of.session = Session(roster, roster.members[0].terms, least)
-        of.record.threshold, of.record.num_members = roster.threshold, len(names)
-        of.record.stage, of.by = of.session.stage, now + self._rules.stage_timeout
-        return self._carried_out(of, of.session.start(), now)
+        begun = of.begin(threshold_of(TWO_THIRDS, members), least, now + self._rules.stage_timeout)
+        return self._carried_out(of, begun, now)
 
     def _advance(self, of: OneSum, now: float, step: Step) -> Effects:
         """Carry out a step of a session; a new stage has a new deadline."""
@@ -300,7 +293,7 @@ class SecureEvaluation:
         for effect in effects:
             match effect:
                 case Tell():
-                    found.append(self._told(of, effect))
+                    found.append(of.told(effect, self.number, self._purpose))
                 case OpenWith():
                     of.opening, of.by = effect, float("inf")
                     found.append(self._opening(of))
@@ -312,10 +305,6 @@ class SecureEvaluation:
         words = tuple(self._words[name] for name in of.survivors)
         return OpenSum(self.number, of.summed(), self._purpose, words)
 
-    def _told(self, of: OneSum, tell: Tell) -> TellMember:
-        name, number = of.names[tell.position], of.record.session
-        return TellMember(name, self.number, number, of.attempt, len(of.keys), tell.question, self._purpose)
-
     def _fails(self, of: OneSum, reason: str, *, may_repeat: bool, now: float) -> Effects:
         """End an attempt without a sum: make another one with the members that are left, or end the session."""
         failures = self.evaluation.failures
@@ -324,16 +313,14 @@ class SecureEvaluation:
         left -= {*of.record.left_out}
         of.record.detail = f"attempt {of.attempt}: {reason}"
         if not (may_repeat and len(left) >= self._least[of.record.session] and of.attempt < self._rules.attempts):
-            of.is_over, of.record.stage = True, Stage.FAILED
+            of.fail()
             return ()
         for client_id in of.names:
             self._words.pop(client_id, None)
         for client_id in of.record.left_out:
             failures[client_id] = self._why.get(client_id) or f"it was left out: {self._refusal_of(of, client_id)}"
         of.aside.clear()
-        of.record.attempt += 1
-        of.session, of.opening, of.keys, of.asked = None, None, {}, {*left}
-        of.by = now + self._rules.stage_timeout
+        of.begin_attempt(left, now + self._rules.stage_timeout)
         return tuple(self.asked(client_id) for client_id in sorted(left))
 
     def _refusal_of(self, of: OneSum, client_id: ClientId) -> str:

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from atoll.ground.printable import count_of
 from atoll.protocol.secure import wire
-from atoll.protocol.secure.messages import Answer, Gone, MaskedWords, MemberKeys, Reveal, Roster
+from atoll.protocol.secure.messages import Answer, Gone, MaskedWords, MemberKeys, Reveal
 from atoll.protocol.secure.session_size import MEMBERS_MIN, threshold_of
 from atoll.protocol.vocabulary import (
     TROUBLES,
@@ -70,7 +70,7 @@ from atoll.server.rounds.session_events import (
     TellMember,
 )
 from atoll.server.rounds.update_claims import fault_of, learn, measure, note_accepted, reject
-from atoll.server.sessions.session import Fail, Session, Stage, Tell
+from atoll.server.sessions.session import Fail, Stage, Tell
 from atoll.server.sessions.session import OpenSum as OpenWith
 
 _REFUSED = FailureReason.SESSION_REFUSED
@@ -265,7 +265,7 @@ class SecureRound(Round):
             return [self._invitation(client_id, of.by)] if client_id in of.asked else []
         position = of.position_of(client_id)
         told = [] if position is None else of.session.returned(position)
-        return [self._told(of, effect) for effect in told if isinstance(effect, Tell)]
+        return [of.told(effect, self.record.round_id) for effect in told if isinstance(effect, Tell)]
 
     def client_disconnected(self, client_id: ClientId, now: float) -> None:
         """Record that the client's control stream has ended; its lease still runs."""
@@ -394,16 +394,11 @@ class SecureRound(Round):
 
     def _sum_opened(self, event: SumOpened, now: float) -> Effects:
         """Record that a session's sum is open."""
-        of = self._awaiting_opening(event)
-        if of is None or of.session is None:
+        if (of := self._awaiting_opening(event)) is None:
             return ()
-        names = of.names
-        of.session.opened(names.index(client_id) for client_id in event.wrong)
-        of.record.wrong = [*event.wrong]
-        of.is_over = of.is_opened = True
+        of.opened(event)
         if not self._is_shared:  # else each attempt was charged
             self._charge(sorted(of.survivors))
-        of.record.stage, of.by = Stage.OPENED, math.inf
         return self._conclude(now)
 
     def _opening_failed(self, event: OpeningFailed, now: float) -> Effects:
@@ -417,9 +412,7 @@ class SecureRound(Round):
 
     def _awaiting_opening(self, event: SumOpened | OpeningFailed) -> OneSum | None:
         of = self._sums[event.session] if event.session < len(self._sums) else None
-        if of is None or of.is_over or of.attempt != event.attempt or of.opening is None:
-            return None
-        return of
+        return of if of is not None and of.awaits(event) else None
 
     def _begin(self, of: OneSum, now: float) -> Effects:
         """Send the roster of a sum, or end it: too few clients have sent keys."""
@@ -431,14 +424,8 @@ class SecureRound(Round):
                 need = f"{MEMBERS_MIN} in any sum: a larger round.cohort_size or round.deadline"
             reason = f"{count_of(len(names), 'member')} with keys; needed: {need}"
             return self._fails(of, reason, may_repeat=False, now=now)
-        roster = Roster(threshold, tuple(of.keys[name] for name in names))
-        of.session, of.record.threshold, of.record.num_members = (
-            Session(roster, roster.members[0].terms, self._secure.sum_min),
-            threshold,
-            len(names),
-        )
-        of.record.stage, of.by = of.session.stage, now + self._secure.stage_timeout
-        return self._carried_out(of, of.session.start(), now)
+        begun = of.begin(threshold, self._secure.sum_min, now + self._secure.stage_timeout)
+        return self._carried_out(of, begun, now)
 
     def _advance(self, of: OneSum, now: float, step: Callable[[], Iterable[Tell | OpenWith | Fail]]) -> Effects:
         """Carry out a step of a session; a new stage has a new deadline."""
@@ -488,7 +475,7 @@ class SecureRound(Round):
         for effect in effects:
             match effect:
                 case Tell():
-                    found += (self._told(of, effect),)
+                    found += (of.told(effect, self.record.round_id),)
                 case OpenWith():
                     of.opening, of.by = effect, math.inf
                     found += (OpenSum(self.record.round_id, of.summed()),)
@@ -502,10 +489,6 @@ class SecureRound(Round):
         most = count_of(self._secure.sum_min, "member")
         noise = f" and privacy.honest_min, of {most}" if self._secure.sum_min else ""
         return f"secure.threshold = {self._secure.threshold}{noise}"
-
-    def _told(self, of: OneSum, tell: Tell) -> TellMember:
-        name, number = of.names[tell.position], of.record.session
-        return TellMember(name, self.record.round_id, number, of.attempt, len(of.keys), tell.question)
 
     def _fails(self, of: OneSum, reason: str, *, may_repeat: bool, now: float) -> Effects:
         """End an attempt without a sum: make another one with the members that are left, or end the session."""
@@ -525,14 +508,11 @@ class SecureRound(Round):
         if self._is_sampled and not {*of.names}.isdisjoint(self._charged):
             may_repeat = False
         if not (may_repeat and is_enough and of.attempt < self._secure.attempts):
-            of.is_over, of.record.stage, of.by = True, Stage.FAILED, math.inf
+            of.fail()
             of.record.left_out = sorted(out)
             return self._send_home(of, out, now)
-        of.record.attempt += 1
-        of.record.stage, of.record.threshold, of.record.num_members = "keys", 0, 0
-        of.session, of.opening, of.keys, of.asked = None, None, {}, {*left}
+        of.begin_attempt(left, now + self._secure.stage_timeout)
         of.aside, of.record.left_out = {*out}, sorted(out)
-        of.by = now + self._secure.stage_timeout
         for client_id in (*left, *out):
             self._forget_masked(client_id, now)
         for client_id in out:

@@ -4,6 +4,7 @@ import time
 
 from tests.cli.invoking import said, shown
 from tests.federation.processes import TASK, federation
+from tests.waiting import BOUND_S
 
 LIFE_S = 8
 FAST = {"rounds": 100_000, "pause": 0.2, "round__cohort_size": 1, "round__quorum": 1, "evaluation__clients_every": 0}
@@ -35,7 +36,7 @@ def test_a_site_follows_the_replacement_of_the_authority_by_its_renewals(tmp_pat
         following = authority(it, "replace", "--name", "the next one")["next"]
         assert following["begun_at"] is None
         it.running["coordinator"].terminate()
-        it.running["coordinator"].wait(60)
+        it.running["coordinator"].wait(BOUND_S)
         it.coordinator(**settings)
         goes_on()
         until = authority(it, "show")["next"]["alone_from"]
@@ -43,7 +44,7 @@ def test_a_site_follows_the_replacement_of_the_authority_by_its_renewals(tmp_pat
         it.wait_for(lambda: time.time() > until + LIFE_S)  # every certificate of the first authority has ended
         goes_on()
         it.running["coordinator"].terminate()
-        it.running["coordinator"].wait(60)
+        it.running["coordinator"].wait(BOUND_S)
         it.coordinator(**settings)
         goes_on()
         shown = authority(it, "show")

@@ -8,6 +8,7 @@ from atoll.tensors.safetensors_file import read
 from tests.cli.invoking import ran
 from tests.federation.processes import federation
 from tests.simulations.federation.simulating import TASK
+from tests.waiting import BOUND_S
 
 SETTINGS = {
     **{"name": "examples", "rounds": 40, "round__cohort_size": 1, "evaluation__server_every": 1},
@@ -25,7 +26,7 @@ def test_a_killed_agent_draws_the_same_samples_and_noise_and_the_budget_ends_the
     with federation(tmp_path, task=TASK) as it:
         it.coordinator(**SETTINGS)
         dying = it.agent("c", threads=1, environment={"ATOLL_CRASH_AT": "agent.trained:2"})
-        assert dying.wait(120) == -9, it.log("c")
+        assert dying.wait(BOUND_S) == -9, it.log("c")
         lost = {name: array.copy() for name, array in read(it.folder / "c" / "work" / "update.safetensors").items()}
         it.agent("c", threads=1)
         assert it.wait_for_end() == 0, it.log("coordinator")

@@ -3,6 +3,7 @@
 import re
 import shutil
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -46,8 +47,9 @@ def each_counted_once(it, version):
 def test_a_second_agent_of_a_name_is_refused_and_both_addresses_are_told(tmp_path):
     with federation(tmp_path) as it:
         it.coordinator(rounds=3, **FAST)
+        begun = time.monotonic()
         used_twice(it)
-        assert TAKEN.search(it.log("double"))
+        it.wait_for(lambda: TAKEN.search(it.log("double")))
         it.wait_for(lambda: TOLD.search(it.log("a")))
         assert clients(it)["a"]["connected"]
         assert TWICE.search(clients(it)["a"]["name_conflict"])
@@ -58,7 +60,7 @@ def test_a_second_agent_of_a_name_is_refused_and_both_addresses_are_told(tmp_pat
         it.agent("c")
         assert it.wait_for_end() == 0
         each_counted_once(it, 3)
-        assert count(TWICE, it.log("coordinator")) == 1, "once in a minute"
+        assert 1 <= count(TWICE, it.log("coordinator")) <= 1 + (time.monotonic() - begun) // 60, "once in a minute"
         assert "another agent" not in it.log("a")
         assert "invited" not in it.log("double")
 

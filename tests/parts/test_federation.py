@@ -10,6 +10,7 @@ from atoll.protocol.vocabulary import RunState
 from atoll.server.journal.holder import running_coordinator
 from benchmarks.dividing import VARIABLE
 from tests.federation.processes import federation
+from tests.waiting import BOUND_S
 
 TASK = str(Path(__file__).with_name("parted_task.py")) + ":task"
 SITES = {"a": "", "b": "rows:4", "c": "grid:6"}
@@ -80,7 +81,7 @@ def test_an_agent_that_dies_while_it_spools_its_parts_sends_one_update(tmp_path,
         it.agent("a")
         divided = {VARIABLE: "stripes:4"}
         it.agent("b", environment=divided | {"ATOLL_CRASH_AT": step})
-        assert it.running["b"].wait(60) == -signal.SIGKILL
+        assert it.running["b"].wait(BOUND_S) == -signal.SIGKILL
         [left] = (tmp_path / "b" / "spool").iterdir()
         assert (left / "root.json").exists() == step.startswith("agent.root_spooled")
         it.agent("b", environment=divided)

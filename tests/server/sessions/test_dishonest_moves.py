@@ -431,6 +431,27 @@ def test_one_base_in_more_rounds_than_the_policy_allows():  # 40
         assert f"base_repeats_max = {most}" in effect.message.reason
 
 
+@pytest.mark.parametrize("purpose", ["update", "evaluation"])
+def test_sums_from_one_base_that_were_all_joined_before_one_was_signed(purpose):  # 40
+    for seed in SEEDS:
+        draw = random.Random(f"at once {seed}")
+        most, sites = draw.randint(1, 3) if purpose == "update" else 1, sites_of(4)
+        for site in sites:
+            site.promises.base_repeats_max = most
+        runs = [Honest.over(sites, terms_of(run=f"digits-{n}", purpose=purpose)) for n in range(most + 1)]
+        draw.shuffle(runs)
+        *signed, last = runs
+        victim, is_masked = draw.randrange(4), draw.random() < 0.5
+        if is_masked:
+            last.masked()
+        shared = None if is_masked else last.shared()
+        for run in signed:
+            run.agreed()
+        said = last.ask(Survivors(frozenset(range(4))) if shared is None else shared[victim], victim)
+        assert isinstance(said, Gone)
+        assert (f"base_repeats_max = {most}" if purpose == "update" else "a sum of the evaluation") in said.reason
+
+
 def test_rosters_that_differ_open_noise():  # 5
     for seed in SEEDS:
         it = Told(seed, count=6)
