@@ -15,7 +15,7 @@ from tests.federation.test_federation import model
 from tests.federation.test_ranks import rows_of
 
 ADDRESS = r"127\.0\.0\.1:\d+"
-FAST = {"coordinator__lease": 3.0, "round__cohort_size": 3, "round__quorum": 3, "round__deadline": 100}
+FAST = {"coordinator__lease": 10.0, "round__cohort_size": 3, "round__quorum": 3, "round__deadline": 100}
 TWICE = re.compile(rf"client a is used twice: the process at {ADDRESS} has the place, and the one at {ADDRESS} asks")
 TOLD = re.compile(f"the coordinator says: two agents use this site's name: {TWICE.pattern}")
 TAKEN = re.compile(rf"another agent uses this site's name: .*{ADDRESS}.*; trying again in")

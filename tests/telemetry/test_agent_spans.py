@@ -19,6 +19,7 @@ from atoll.telemetry.spans import AGENT_SPANS, spans_of
 from tests.cli.federation import wait_for
 from tests.telemetry.receiver import receiver
 from tests.telemetry.test_spans import record
+from tests.waiting import BOUND_S
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
@@ -115,9 +116,8 @@ def test_a_receiver_that_is_not_there_holds_nothing_up(
     assert len(sender._queue) == 10
     assert [span.attributes["atoll.round.number"] for span in sender._queue] == [*range(40, 50)]
     assert sender._num_dropped == 40
-    assert time.monotonic() - begun < 1.0, "a phase waits for nothing"
     sender.close()
-    assert time.monotonic() - begun < 30.0
+    assert time.monotonic() - begun < BOUND_S, "neither a phase nor the end waits for it"
     assert "secret" not in caplog.text
 
 

@@ -434,7 +434,7 @@ async def test_parts_of_updates_that_come_too_late_for_any_round_are_deleted(tmp
 @live
 async def test_sampler_that_hangs_keeps_nobody_from_anything(tmp_path):
     sampler = tmp_path / "sampler.py"
-    sampler.write_text("import time\ndef hang(candidates, count, rng):\n    time.sleep(8)\n")
+    sampler.write_text("import time\ndef hang(candidates, count, rng):\n    time.sleep(60)\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver_module, "SAMPLER_TIMEOUT_S", 0.2)
         async with running(tmp_path / "state", cohort__sampler=f"{sampler}:hang", round__retry=0) as it:
@@ -444,7 +444,7 @@ async def test_sampler_that_hangs_keeps_nobody_from_anything(tmp_path):
                 assert "sampler" in ended.cause
     began = time.monotonic()
     await asyncio.get_running_loop().shutdown_default_executor()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 @live
