@@ -30,11 +30,11 @@ from torch.distributed.pipelining import schedules
 from atoll.parallel.data.batch import Batch
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from benchmarks.report import Bar, conclude, say
+from tests.parallel.forked import run_ranks
 
 ZERO_BUBBLE = ("interleaved-zero-bubble", "zbv-zero-bubble")
 FEATURES = 4

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from atoll.parallel.engine.forked import run_ranks
 from benchmarks.report import Bar, conclude, say, spread
 from examples.teaching.collectives import parameter_server, ring, trees
 from examples.teaching.collectives.wire import Wire
+from tests.parallel.forked import run_ranks
 
 KIB = (4, 64, 1024, 16384)
 PIECES = (1, 2, 4)

@@ -208,7 +208,7 @@ def steps_on_a_rank(folder: str, layers: int, ranks: int) -> list[list[tuple[flo
 
 def compare_steps(folder: str, layers: int, ranks: int) -> dict[str, float]:
     """Return the median step of each side over the turns, its time in the process, and the ratios of the sides."""
-    from atoll.parallel.engine.forked import run_ranks
+    from tests.parallel.forked import run_ranks
 
     turns = [
         turn for of_rank in run_ranks(steps_on_a_rank, ranks, folder, layers, ranks, timeout_s=900) for turn in of_rank
@@ -224,7 +224,7 @@ def compare_steps(folder: str, layers: int, ranks: int) -> dict[str, float]:
 
 def measure(folder: str, layers: int, ranks: int, way: str) -> dict[str, int]:
     """Return the largest peak of each phase over all ranks [bytes]."""
-    from atoll.parallel.engine.forked import run_ranks
+    from tests.parallel.forked import run_ranks
 
     found = run_ranks(on_a_rank, ranks, folder, layers, ranks, way, timeout_s=400)
     return {phase: max(of_rank[phase] for of_rank in found) for phase in found[0]}

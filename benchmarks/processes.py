@@ -170,10 +170,22 @@ PORTS = range(20_000, 32_000)
 """Ports below the ephemeral range of the kernel, which it gives to no other process by chance."""
 
 
+_TAKEN = list[socket.socket]()
+"""Names of the ports that this process has given away, until it ends."""
+
+
 def free_address() -> str:
-    """Return an unused loopback address, which a restarted coordinator can have again."""
+    """Return an unused loopback address, which a restarted coordinator can have again.
+
+    No other process gets it from here meanwhile, also while nothing listens there: the name of a port in Linux's
+    abstract namespace is one process's until it ends.
+    """
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):  # the module's own generator may have been seeded
+        name = socket.socket(socket.AF_UNIX)
         with socket.socket() as probe, suppress(OSError):
+            name.bind(f"\0atoll port {port}")
             probe.bind(("127.0.0.1", port))
+            _TAKEN.append(name)
             return f"127.0.0.1:{port}"
+        name.close()
     raise NotMeasured(f"no port of {PORTS} is free")

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from atoll.parallel.engine.forked import run_ranks
 from atoll.tensors import safetensors_file
 from atoll.tensors.layout import Layout, Piece, Tensor
 from atoll.tensors.masked.encode import encode_update
@@ -32,6 +31,7 @@ from atoll.tensors.secure.plan import Vector
 from benchmarks.large_client import watched
 from benchmarks.report import Bar, conclude, say
 from benchmarks.secure_mask import MEMBERS, best, plan_of, streams_of
+from tests.parallel.forked import run_ranks
 
 RUNS = (64, 100, 255, 256, 1024, 4096, 5000)
 """Lengths of the runs of a box of columns [words]; some are no multiples of a block."""

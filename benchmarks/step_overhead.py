@@ -31,7 +31,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
@@ -42,6 +41,7 @@ from atoll.parallel.world import World
 from atoll.task.local import Local
 from atoll.task.task import Task
 from benchmarks.report import Bar, conclude, interval, say, spread
+from tests.parallel.forked import run_ranks
 
 SIZES = {
     "cpu": {"config": {"vocab": 256, "dim": 256, "layers": 8, "heads": 4, "sequence": 128}, "batch": 16},

@@ -62,6 +62,22 @@ def write_atomically(path: Path, content: bytes, *, sync_name: bool = True, is_d
         sync_folder(path.parent)
 
 
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner may read, durably and atomically; its name is not synced.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)
+    file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(file, "wb") as stream:  # private from its first byte on
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(part, path)
+
+
 def remove(path: Path) -> None:
     """Delete a file, or a folder with its content, if it exists."""
     if path.is_dir() and not path.is_symlink():

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 NAMES_MAX = 20
-"""Largest number of known names that a refusal lists."""
+"""Largest number of names in a row, of known ones in a refusal."""
 
 
 def printable(text: str) -> str:
@@ -65,10 +65,15 @@ def span(seconds: float) -> str:
     return f"{whole} s"
 
 
+def some_of(names: Iterable[str], most: int = NAMES_MAX, between: str = ", ") -> str:
+    """Return the first names in a row, and the number of the others: `a, b and 3 more`."""
+    listed = [*names]
+    more = f"{between.strip(', ')} and {len(listed) - most} more" if len(listed) > most else ""
+    return between.join(listed[:most]) + more
+
+
 def instead_of(name: str, known: Iterable[str]) -> str:
     """Return the end of the refusal of an unknown name: `: did you mean north? (known: north, south)`."""
     names = list(dict.fromkeys(known))
     near = get_close_matches(name, names)
-    listed = ", ".join(names[:NAMES_MAX]) or "none"
-    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
-    return (f": did you mean {' or '.join(near)}?" if near else "") + f" (known: {listed}{more})"
+    return (f": did you mean {' or '.join(near)}?" if near else "") + f" (known: {some_of(names) or 'none'})"

@@ -7,6 +7,7 @@ path, the value (shortened) and what is allowed. A bool is no integer, an intege
 import json
 import math
 import reprlib
+import struct
 from bisect import bisect_left
 from collections.abc import Collection, Iterable
 from typing import Any, NoReturn, cast
@@ -130,6 +131,21 @@ def within(value: object, path: str, *, low: float, high: float) -> float:
     if type(value) is not float or not low <= value <= high:
         refuse(path, value, f"a float in {low:g}..{high:g}")
     return value
+
+
+def exact(number: float) -> str:
+    """Return a float as the 16 hexadecimal digits of its bits."""
+    return struct.pack(">d", number).hex()
+
+
+def inexact(digits: object, path: str, *, low: float) -> float:
+    """Check that a JSON value is `exact` of a finite number above `low`, and return the number."""
+    if type(digits) is not str or len(digits) != 16 or digits.strip("0123456789abcdef"):
+        refuse(path, digits, "the 16 hexadecimal digits of a float")
+    number = float(struct.unpack(">d", bytes.fromhex(digits))[0])
+    if not (math.isfinite(number) and number > low):
+        refuse(path, number, f"a finite number above {low:g}")
+    return number
 
 
 def sha256_hex(value: object, path: str) -> str:

@@ -10,6 +10,7 @@ INVITATIONS, RUN_RULES = "server/rounds/async_invitations.py", "server/rounds/ru
 RUN_CHANGES = "server/config/run_changes.py"
 INTAKE, OF_WORLDS = "server/rounds/update_intake.py", ("tests/histories/test_budgets.py",)
 OF_CHARGES = ("tests/server/rounds/test_privacy.py",)
+OF_PRIVATE_SUMS = ("tests/server/rounds/test_private_sums.py",)
 OF_EXAMPLES, OF_STEPS = (
     ("tests/server/rounds/test_example_privacy.py",),
     ("tests/training/private/test_local_steps.py",),
@@ -561,9 +562,25 @@ OF_PRIVACY = (
     Mutant(
         "privacy: a buffer that is stopped is charged in no log",
         OPEN,
-        "            releases += self._audited_charge()\n",
-        "            pass\n",
+        "is_unaudited = reason is AbandonReason.STOP_REQUESTED or record.phase",
+        "is_unaudited = record.phase",
         "the audit log has fewer charges than the clients",
         OF_EXAMPLES,
+    ),
+    Mutant(
+        "privacy: sums that are open when their round is abandoned are charged in no log",
+        OPEN,
+        "reason is AbandonReason.STOP_REQUESTED or record.phase is Phase.SECURING",
+        "reason is AbandonReason.STOP_REQUESTED",
+        "a round that ends by lost files, a full disk or a restore has charges that the audit log lacks",
+        OF_PRIVATE_SUMS,
+    ),
+    Mutant(
+        "secure: an open sum of which an update is lost is folded",
+        SUMS,
+        "        self._drop_lost()\n        return (*effects, *self._conclude(now))\n",
+        "        return (*effects, *self._conclude(now))\n",
+        "the fold fails, and with it the sums that have all updates",
+        OF_PRIVATE_SUMS,
     ),
 )

@@ -94,6 +94,8 @@ def show(
         f"budget: epsilon {found['epsilon_max']:g}; {found['clients_with_budget']} of "
         f"{count_of(found['clients'], 'client')} may be in a further sum, in at most {found['participations_max']} each"
     )
+    if waiting := found.get("waiting"):  # an older coordinator elsewhere shows none
+        say(waiting)
 
 
 def _say_rounds(found: "Rounds") -> None:

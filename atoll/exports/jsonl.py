@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.exports.destination import ExportRefused, Steps
-from atoll.exports.record_file import RecordFile
+from atoll.exports.destination import ExportRefused
+from atoll.exports.record_file import InRecords, RecordFile
 from atoll.exports.rows import About, Row, State
 from atoll.protocol.json_values import plain
 from atoll.task.json_text import to_json
 
 
-class JsonLines:
+class JsonLines(InRecords):
     """The destination `jsonl` of an export: a file of JSON lines.
 
     Args:
@@ -20,19 +20,13 @@ class JsonLines:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._steps = folder, Steps()
+        super().__init__(folder)
         self._last: dict[str, Any] = {}
-        self._file: RecordFile | None = None
-        self.place = str(folder)
-
-    def check(self) -> None:
-        """Check that the folder can be made."""
-        self._folder.mkdir(parents=True, exist_ok=True)
 
     def begin(self, about: About) -> None:
         """Open the file and read which rows it has."""
         path = self._folder / f"{about.name}.jsonl"
-        self._file, self.place = RecordFile(path, lines, lambda record, _: record + b"\n"), str(path)
+        self._opened, self.place = RecordFile(path, lines, lambda record, _: record + b"\n"), str(path)
         documents = [json.loads(record) for record in self._file.records]
         if documents and documents[0].get("id") != about.id:
             raise ExportRefused(f"{path}: holds another run: choose another place with --to, or delete the file")
@@ -45,13 +39,8 @@ class JsonLines:
         head = {"kind": "run", "id": about.id, "name": about.name, "group": about.group, "at": about.created_at}
         self._write_news([head] if not documents else [], {"kind": "settings", "values": plain(dict(about.settings))})
 
-    def lacks(self, row: Row) -> bool:
-        """Return whether the row is missing."""
-        return self._steps.lack(row)
-
     def write(self, rows: Sequence[Row]) -> None:
         """Append rows, a line each."""
-        assert self._file is not None
         self._file.append(
             to_json(
                 {"kind": "row", row.axis: row.step, "step": row.step, "at": row.at, "values": dict(row.values)}
@@ -65,14 +54,8 @@ class JsonLines:
         """Append the state, if it differs from the last one."""
         self._write_news([], {"kind": "state", **state.document()})
 
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-
     def _write_news(self, before: list[dict[str, Any]], document: dict[str, Any]) -> None:
         """Append the documents `before`, and `document` if it differs from the last one of its kind."""
-        assert self._file is not None
         text = to_json(document, ensure_ascii=False)
         is_news = json.loads(text) != self._last.get(document["kind"])
         self._file.append(to_json(each, ensure_ascii=False).encode() for each in before)

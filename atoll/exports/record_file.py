@@ -4,7 +4,8 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from atoll.exports.destination import ExportRefused
+from atoll.exports.destination import ExportRefused, Steps
+from atoll.exports.rows import Row
 from atoll.ground.file_lock import Locked, lock_file
 
 Read = Callable[[bytes], tuple[list[bytes], list[int]]]
@@ -67,3 +68,33 @@ class RecordFile:
     def close(self) -> None:
         """Close the file, which releases it."""
         self._file.close()
+
+
+class InRecords:
+    """The part of a destination that is one file of records: its folder, the steps that it has, its open file.
+
+    Args:
+        folder: the folder of the files of all runs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._steps, self.place = folder, Steps(), str(folder)
+        self._opened: RecordFile | None = None
+
+    @property
+    def _file(self) -> RecordFile:
+        assert self._opened is not None
+        return self._opened
+
+    def check(self) -> None:
+        """Check that the folder can be made."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def lacks(self, row: Row) -> bool:
+        """Return whether the row is missing."""
+        return self._steps.lack(row)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._opened is not None:
+            self._opened.close()

@@ -17,8 +17,8 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.summary.writer.record_writer import RecordWriter, masked_crc32c
 
-from atoll.exports.destination import ExportRefused, Steps
-from atoll.exports.record_file import RecordFile
+from atoll.exports.destination import ExportRefused
+from atoll.exports.record_file import InRecords, RecordFile
 from atoll.exports.rows import About, Row, State
 from atoll.protocol.json_values import plain
 
@@ -28,7 +28,7 @@ HEAD = struct.Struct("<QI")
 """The length of a record and the checksum of the length; behind the record comes a checksum of four bytes."""
 
 
-class TensorBoard:
+class TensorBoard(InRecords):
     """The destination `tensorboard` of an export: an event file.
 
     Args:
@@ -36,19 +36,13 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._steps = folder, Steps()
+        super().__init__(folder)
         self._texts: dict[str, tuple[int, str]] = {}
-        self._file: RecordFile | None = None
-        self.place = str(folder)
-
-    def check(self) -> None:
-        """Check that the folder can be made."""
-        self._folder.mkdir(parents=True, exist_ok=True)
 
     def begin(self, about: About) -> None:
         """Open the event file and read which rows it has."""
         path = self._folder / about.name / "events.out.tfevents.atoll"
-        self._file, self.place = RecordFile(path, read_records, framed), str(path.parent)
+        self._opened, self.place = RecordFile(path, read_records, framed), str(path.parent)
         events = [Event.FromString(record) for record in self._file.records]
         writer = WRITER + about.id
         if events and events[0].source_metadata.writer != writer:
@@ -65,13 +59,8 @@ class TensorBoard:
         settings = {key: plain(value) for key, value in about.settings.items()}
         self._text("settings", _as_table(settings), about.created_at, hparams=settings)
 
-    def lacks(self, row: Row) -> bool:
-        """Return whether the row is missing."""
-        return self._steps.lack(row)
-
     def write(self, rows: Sequence[Row]) -> None:
         """Append rows, each as one event."""
-        assert self._file is not None
         self._file.append(
             Event(
                 wall_time=row.at,
@@ -89,11 +78,6 @@ class TensorBoard:
         """Append the state as a text, if it differs from the last one."""
         self._text("state", _as_table(state.document()), 0.0)
 
-    def close(self) -> None:
-        """Close the event file."""
-        if self._file is not None:
-            self._file.close()
-
     def _note(self, event: Event) -> None:
         for value in event.summary.value[:1]:
             if value.metadata.plugin_data.plugin_name == "text":
@@ -103,7 +87,6 @@ class TensorBoard:
 
     def _text(self, tag: str, text: str, at: float, hparams: Mapping[str, Any] | None = None) -> None:
         """Append a text, and settings for the plugin of hyperparameters, if it differs from the last one of its tag."""
-        assert self._file is not None
         step, last = self._texts.get(tag, (-1, ""))
         if text == last:
             return

@@ -15,8 +15,7 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # before the import: an
 
 from wandb.proto import wandb_internal_pb2
 
-from atoll.exports.destination import Steps
-from atoll.exports.record_file import RecordFile
+from atoll.exports.record_file import InRecords, RecordFile
 from atoll.exports.rows import About, Row, State
 from atoll.exports.wandb_file import HEADER, framed, read_records
 from atoll.protocol.json_values import plain
@@ -26,7 +25,7 @@ pb: Any = wandb_internal_pb2  # its types depend on the release of protobuf
 ITS_OWN = ("_step", "_timestamp", "_runtime")
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(InRecords):
     """The destination `wandb` of an export: an offline run of Weights & Biases.
 
     Args:
@@ -34,23 +33,17 @@ class WeightsAndBiases:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._steps = folder, Steps()
-        self._file: RecordFile | None = None
+        super().__init__(folder)
         self._config: dict[str, str] = {}
         self._summary: dict[str, str] = {}
         self._axes: dict[str, str] = {}
         self._num_rows = self._num_records = 0
         self._begun_at, self._newest_at = 0.0, 0.0
-        self.place = str(folder)
-
-    def check(self) -> None:
-        """Check that the folder can be made."""
-        self._folder.mkdir(parents=True, exist_ok=True)
 
     def begin(self, about: About) -> None:
         """Open the run's file and read which rows it has."""
         path = self._path(about)
-        self._file, self.place = RecordFile(path, read_records, framed, HEADER), str(path.parent)
+        self._opened, self.place = RecordFile(path, read_records, framed, HEADER), str(path.parent)
         records = [pb.Record.FromString(record) for record in self._file.records]
         if records and records[-1].WhichOneof("record_type") == "exit":
             self._file.remove_last()  # the run may have continued
@@ -64,10 +57,6 @@ class WeightsAndBiases:
             self._append([_header(), _run(about, config)])
         elif changed := {key: text for key, text in config.items() if self._config.get(key) != text}:
             self._append([pb.Record(config=pb.ConfigRecord(update=_items(pb.ConfigItem, changed)))])
-
-    def lacks(self, row: Row) -> bool:
-        """Return whether the row is missing."""
-        return self._steps.lack(row)
 
     def write(self, rows: Sequence[Row]) -> None:
         """Append rows, each as one step of the history; a metric's axis is that of its first row."""
@@ -83,11 +72,6 @@ class WeightsAndBiases:
             runtime = max(0, int(self._newest_at - self._begun_at))
             self._append([pb.Record(exit=pb.RunExitRecord(exit_code=int(state.has_failed), runtime=runtime))])
 
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-
     def _path(self, about: About) -> Path:
         """Return the file of the run; the time in its folder's name is that of the first export."""
         for folder in sorted(self._folder.glob(f"offline-run-*-{about.id}")):
@@ -98,7 +82,6 @@ class WeightsAndBiases:
         return folder / f"run-{about.id}.wandb"
 
     def _append(self, records: Iterable[Any]) -> None:
-        assert self._file is not None
         numbered = []
         for record in records:
             self._num_records += 1

@@ -18,6 +18,7 @@ from atoll.operations.flower_plan import app_of, run_of_app
 from atoll.operations.place import STATE
 from atoll.operations.reporter import note, waiting_for
 from atoll.plugins.kind import AS_RECORDED
+from atoll.plugins.reference import is_file
 from atoll.protocol.secrets import without_password
 from atoll.protocol.settings import ConfigError, load, load_text, quoted, value_of
 from atoll.protocol.signals import Stopped
@@ -279,7 +280,7 @@ def _with_paths_of_elsewhere(file: RunFile, set_here: Container[str], name: str)
         f"{_source(key, set_here, name)}{key}: {place} is a relative path, and the coordinator is on another machine: "
         "name the absolute path of the file there"
         for key, place in places.items()
-        if _is_file(place) and not os.path.isabs(place)
+        if is_file(place) and not os.path.isabs(place)
     ]:
         raise ConfigError(faults)
     return file
@@ -343,7 +344,7 @@ def check_folder(key: str, path: Path) -> None:
 def missing_file(reference: str) -> str | None:
     """Return the mistake that a reference names a missing file; None: it names a module, or the file exists."""
     place = reference.rpartition(":")[0]
-    return no_file(place) if _is_file(place) and not os.path.isfile(place) else None
+    return no_file(place) if is_file(place) and not os.path.isfile(place) else None
 
 
 def load_user_task(reference: str, *, nodes: int | None = None) -> "Task | ArrayTask":
@@ -377,8 +378,4 @@ def load_user_task(reference: str, *, nodes: int | None = None) -> "Task | Array
 
 def _absolute(reference: str, folder: Path) -> str:
     place, _, attribute = reference.rpartition(":")
-    return f"{os.path.abspath(folder / place)}:{attribute}" if _is_file(place) else reference
-
-
-def _is_file(place: str) -> bool:
-    return place.endswith(".py") or "/" in place
+    return f"{os.path.abspath(folder / place)}:{attribute}" if is_file(place) else reference

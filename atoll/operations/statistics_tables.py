@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.ground.printable import count_of, shortened
+from atoll.ground.printable import count_of, shortened, some_of
 
 WHY_MAX = 200
 """Characters of a reason that a site has given."""
@@ -62,8 +62,7 @@ def parts_of(found: Mapping[str, Any]) -> Iterator[Part]:
     for site, places in found["left_out"].items():
         for why in dict.fromkeys(places.values()):
             names = [place for place, reason in places.items() if reason == why]
-            more = f" and {len(names) - PLACES_MAX} more" if len(names) > PLACES_MAX else ""
-            yield f"left out by {site}: {', '.join(names[:PLACES_MAX])}{more}: {why}"
+            yield f"left out by {site}: {some_of(names, PLACES_MAX)}: {why}"
     for why in dict.fromkeys(found["not_shown"].values()):
         yield f"not shown: {', '.join(site for site, reason in found['not_shown'].items() if reason == why)}: {why}"
 

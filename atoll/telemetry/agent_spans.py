@@ -1,7 +1,8 @@
 """The spans of a site's own work, which its agent sends to the receiver that its environment names.
 
 They are parts of the coordinator's trace of the round: their ids follow from the run's number, as those of
-`atoll export otlp` do, so none is on the wire. A receiver that is away costs one warning, and spans beyond the queue.
+`atoll export otlp` do, so none is on the wire. Each is sent when it ends: a killed agent loses those that are open. A
+receiver that is away costs one warning, and spans beyond the queue.
 """
 
 import logging
@@ -28,9 +29,6 @@ logger = logging.getLogger(__name__)
 
 QUEUE_MAX = 2000
 """Largest number of spans that wait; the oldest ones are dropped."""
-
-GATHER_S = 1.0
-"""Wait for further spans before a request [s]."""
 
 AGAIN_S, AGAIN_MAX_S = 2.0, 60.0
 """Shortest and longest wait before another attempt at a receiver that is away [s]."""
@@ -93,7 +91,6 @@ class AgentSpans:
             self._changed.notify()
         self._thread.join(LAST_S)
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
-        self._logger.removeFilter(self._reason)
 
     def __enter__(self) -> Self:
         return self
@@ -104,9 +101,15 @@ class AgentSpans:
     # ------------------------------------------------------------ on the thread
 
     def _run(self) -> None:
+        try:
+            self._send()
+        finally:
+            self._logger.removeFilter(self._reason)
+
+    def _send(self) -> None:
         num_failures = 0
         rng = random.Random(self._site)
-        while batch := self._next(delay(num_failures, AGAIN_S, AGAIN_MAX_S, rng) if num_failures else GATHER_S):
+        while batch := self._next(delay(num_failures, AGAIN_S, AGAIN_MAX_S, rng) if num_failures else 0.0):
             if self._takes(batch):
                 num_failures = 0
                 self._sent(batch)
@@ -116,7 +119,10 @@ class AgentSpans:
                 num_failures += 1
 
     def _next(self, wait: float) -> Sequence[Span]:
-        """Return the oldest spans, at most `SPANS_MAX`, some time after the first one; none: the agent ends."""
+        """Return the oldest spans, at most `SPANS_MAX`, after a wait; none: the agent ends.
+
+        Spans that end during a request are gathered by it, and are the next one.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_ending)
             self._changed.wait_for(lambda: self._is_ending, wait)

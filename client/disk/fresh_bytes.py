@@ -15,11 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from atoll.client.disk.spool import plain_name
-from atoll.ground.durable import naming_full_disk
+from atoll.ground.durable import naming_full_disk, write_private
 from atoll.ground.folders import sync_folder
 from atoll.ground.noise.key import BYTES, key_of
 from atoll.ground.process import crash_points
-from atoll.protocol.identity.credential import write_private
 from atoll.protocol.vocabulary import RoundId, RunId
 
 FOLDER = "fresh"

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.client.session.rollback_rules import Seen
+from atoll.ground.durable import write_private
 from atoll.ground.folders import sync_folder
 from atoll.ground.strict_json import INT64_MAX, fields_of, integer, refuse, text
-from atoll.protocol.identity.credential import write_private
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 

@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.client.policy.database import SITE_KEY
+from atoll.ground.durable import write_private
 from atoll.ground.folders import in_words, sync_folder
 from atoll.ground.private_key import private_key_in
-from atoll.protocol.identity.credential import write_private
 from atoll.protocol.settings import ConfigError
 
 FILE = SITE_KEY.name

@@ -110,26 +110,21 @@ class Jobs:
         try:
             encode = await on_thread(None, self._encoding_of, invitation)
             order = TrainOrder(
-                task=invitation.task,
-                run_id=invitation.run_id,
+                **_of_run(invitation, budget),
                 model=self._cache.path(invitation.model_digest),
                 out=self._update_out,
                 round_id=invitation.round_id,
                 version=invitation.base_version,
                 seed=invitation.seed,
-                local=_overrides(invitation.local),
                 algorithm=invitation.algorithm,
                 own=await self._state_that_counted(invitation),
                 has_counted=bool(invitation.counted_round),
                 own_out=self._client_state_out,
                 model_seed=invitation.model_seed,
-                budget=budget,
                 codec=invitation.codec,
                 owed=await self._owed(invitation),
                 residual=self._residual_out,
                 noise=await on_thread(None, self._noise_of, invitation, "train"),
-                run_number=invitation.run_number,
-                asked_at=invitation.asked_at,
                 encode=encode,
             )
             trained = await self._training(order, key, begun)
@@ -173,21 +168,16 @@ class Jobs:
         remove(self._update_out)
         try:
             order = MessageOrder(
-                task=invitation.task,
-                run_id=invitation.run_id,
+                **_of_run(invitation, budget),
                 kind=invitation.message,
                 group=invitation.group,
                 message=self._cache.path(invitation.model_digest),
                 out=self._update_out,
-                number=invitation.round_id,
+                round_id=invitation.round_id,
                 seed=invitation.seed,
-                local=_overrides(invitation.local),
                 own=await self._own(invitation.run_id, invitation.counted_round),
                 own_out=self._client_state_out,
-                budget=budget,
                 noise=await on_thread(None, self._noise_of, invitation, invitation.message),
-                run_number=invitation.run_number,
-                asked_at=invitation.asked_at,
             )
             entry = await self._spool_update(invitation, await self._runner.message(order))
         except RunnerFailed as error:
@@ -374,16 +364,11 @@ class Jobs:
         """
         try:
             order = EvaluateOrder(
-                task=request.task,
-                run_id=request.run_id,
+                **_of_run(request, budget),
                 model=self._cache.path(request.model_digest),
                 version=request.version,
-                local=_overrides(request.local),
                 own=await self._own(request.run_id, request.counted_round),
                 model_seed=request.model_seed,
-                run_number=request.run_number,
-                asked_at=request.asked_at,
-                budget=budget,
                 noise=secrets.token_bytes(BYTES),
             )
             sums = await self._runner.evaluate(order)
@@ -400,12 +385,9 @@ class Jobs:
         """Make the statistics of the site's data within `budget` seconds; returns StatisticsMade or JobFailed."""
         try:
             order = StatisticsOrder(
-                task=request.task,
-                run_id=request.run_id,
-                local=_overrides(request.local),
+                **_of_run(request, budget),
                 model_seed=request.model_seed,
                 question="" if request.question is None else request.question.text,
-                budget=budget,
                 noise=secrets.token_bytes(BYTES),
             )
             found = await self._runner.statistics(order)
@@ -421,6 +403,14 @@ class Jobs:
 def _residual_owner(invitation: Invitation) -> Owner:
     """Return the owner of the residuals that biased codecs leave out of this client's updates in one run and task."""
     return Owner("residual", invitation.run_id, invitation.task)
+
+
+def _of_run(request: Invitation | EvaluationRequest | StatisticsRequest, budget: float) -> dict[str, Any]:
+    """Return the part of an order that is the same for all work, and for statistics before a run has a number."""
+    named = {name: getattr(request, name) for name in ("task", "run_id")}
+    if not isinstance(request, StatisticsRequest):
+        named |= {"run_number": request.run_number, "asked_at": request.asked_at}
+    return named | {"local": _overrides(request.local), "budget": budget}
 
 
 def _overrides(local: str) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class MessageOrder(Order):
     group: str
     message: Path
     out: Path
-    number: int
+    round_id: int
     """Number of the message in its run."""
     seed: int
     own: Path | None = None

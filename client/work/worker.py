@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -26,6 +26,7 @@ from atoll.client.work.runner import (
     EvaluateOrder,
     MaskOrder,
     MessageOrder,
+    Order,
     RunnerFailed,
     StatisticsOrder,
     Training,
@@ -163,25 +164,8 @@ class WorkerRunner:
 
     async def train(self, order: TrainOrder) -> Training:
         """Train in the task's worker; see `Runner`."""
-        request = {
-            "model": str(order.model.absolute()),
-            "out": str(order.out.absolute()),
-            "seed": order.seed,
-            "round_id": order.round_id,
-            "version": order.version,
-            "local": dict(order.local),
-            "algorithm": order.algorithm,
-            "own": str(order.own.absolute()) if order.own else None,
-            "has_counted": order.has_counted,
-            "own_out": str(order.own_out.absolute()),
-            "model_seed": order.model_seed,
-            "noise": order.noise.hex(),
-            "run_number": order.run_number,
-            "asked_at": order.asked_at,
-        }
-        if order.codec:
-            request |= {"codec": order.codec, "owed": [str(path.absolute()) for path in order.owed]}
-            request |= {"residual": str(order.residual.absolute())} if order.residual else {}
+        plain = () if order.codec else ("codec", "owed", "residual")
+        request = _request(order, "encode", *plain)
         if order.encode is not None and isinstance(self._workers[order.task], Crew):
             encode = {"out": str(order.encode.out.absolute()), "rounding": order.encode.rounding.hex()}
             request |= {"secure": asdict(order.encode.encoding) | encode}
@@ -203,21 +187,7 @@ class WorkerRunner:
 
     async def message(self, order: MessageOrder) -> Training:
         """Answer a message in the task's worker; see `Runner`."""
-        request = {
-            "kind": order.kind,
-            "group": order.group,
-            "message": str(order.message.absolute()),
-            "out": str(order.out.absolute()),
-            "round_id": order.number,
-            "seed": order.seed,
-            "local": dict(order.local),
-            "own": str(order.own.absolute()) if order.own else None,
-            "own_out": str(order.own_out.absolute()),
-            "noise": order.noise.hex(),
-            "run_number": order.run_number,
-            "asked_at": order.asked_at,
-        }
-        answer = await self._run(order.task, "message", order.budget, request, order.run_id)
+        answer = await self._run(order.task, "message", order.budget, _request(order), order.run_id)
         return Training(
             pieces=_pieces(answer["pieces"]),
             num_examples=1,
@@ -229,29 +199,13 @@ class WorkerRunner:
 
     async def evaluate(self, order: EvaluateOrder) -> Sums | None:
         """Evaluate in the task's worker; see `Runner`."""
-        request = {
-            "model": str(order.model.absolute()),
-            "split": "test",
-            "version": order.version,
-            "local": dict(order.local),
-            "own": str(order.own.absolute()) if order.own else None,
-            "model_seed": order.model_seed,
-            "noise": order.noise.hex(),
-            "run_number": order.run_number,
-            "asked_at": order.asked_at,
-        }
+        request = _request(order) | {"split": "test"}
         answer = await self._run(order.task, "evaluate", order.budget, request, order.run_id)
         return None if answer["statistics"] is None else _sums(answer["statistics"])
 
     async def statistics(self, order: StatisticsOrder) -> SiteStatistics:
         """Make statistics in the task's worker; see `Runner`."""
-        request = {
-            "local": dict(order.local),
-            "model_seed": order.model_seed,
-            "noise": order.noise.hex(),
-            "question": order.question,
-        }
-        answer = await self._run(order.task, "statistics", order.budget, request, order.run_id)
+        answer = await self._run(order.task, "statistics", order.budget, _request(order), order.run_id)
         try:
             return await on_thread(None, from_plain, answer["statistics"])
         except ManifestError as error:
@@ -356,6 +310,24 @@ class WorkerRunner:
             if not self._is_closed:
                 raise
             raise RunnerFailed(FailureReason.SHUTTING_DOWN, "the agent is being stopped") from error
+
+
+def _request(order: Order, *left_out: str) -> dict[str, Any]:
+    """Return the fields of an order in plain values, as a worker reads them, but those that `_run` is given."""
+    left_out = ("task", "run_id", "budget", *left_out)
+    return {each.name: _plain(getattr(order, each.name)) for each in fields(order) if each.name not in left_out}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Path():
+            return str(value.absolute())
+        case bytes():
+            return value.hex()
+        case tuple():
+            return [_plain(each) for each in value]
+        case _:
+            return value
 
 
 def _log(said: Iterable[tuple[int, str]]) -> None:

@@ -20,7 +20,8 @@ from atoll.parallel.data.batch import Batch, count_units, map_tensors
 from atoll.parallel.data.loader import State, ahead
 from atoll.parallel.data.order import cut
 from atoll.parallel.data.shards import generator
-from atoll.training.data.draws import Drew, drawn_stream, undrawn_stream
+from atoll.task.randomness import generators_kept
+from atoll.training.data.draws import Drew, no_draws, seed_example
 
 T = TypeVar("T")
 
@@ -211,3 +212,34 @@ def _shares(examples: Iterator[Any], order: StreamOrder, *, step: int, rank: int
         is_last = len(after) < (batch_size if drops else 1)
         yield default_collate(share or block[:1]), bool(share), is_last
         block = after
+
+
+def drawn_stream(examples: Iterable[T], seed: int, epoch: int) -> Iterator[T]:
+    """Yield the examples of a stream, each with random numbers from (seed, epoch, its number in the stream)."""
+    source, number = iter(examples), 0
+    while True:
+        with generators_kept():
+            seed_example(seed, epoch, number)
+            try:
+                example = next(source)
+            except StopIteration:
+                return
+        yield example
+        number += 1
+
+
+def undrawn_stream(examples: Iterable[T]) -> Iterator[T]:
+    """Yield the examples of a stream that is read beside other threads.
+
+    Raises:
+        Drew: the stream has drawn a random number, or was about to.
+    """
+    source, is_first = iter(examples), True
+    while True:
+        with no_draws(set_back=is_first):
+            is_first = False
+            try:
+                example = next(source)
+            except StopIteration:
+                return
+        yield example

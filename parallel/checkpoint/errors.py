@@ -7,6 +7,8 @@ CheckpointMismatch  (ValueError)    it is of another model or another optimizer
 
 from collections.abc import Sequence
 
+from atoll.ground.printable import some_of
+
 FAULTS_SHOWN = 40
 """Largest number of differences in a message: a model of another kind differs in every name."""
 
@@ -30,6 +32,4 @@ def reason(error: BaseException) -> str:
 
 def listed(faults: Sequence[str]) -> str:
     """Return the faults in one line, each once, in their order."""
-    different = list(dict.fromkeys(faults))
-    more = len(different) - FAULTS_SHOWN
-    return "; ".join(different[:FAULTS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    return some_of(dict.fromkeys(faults), FAULTS_SHOWN, "; ")

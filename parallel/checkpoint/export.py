@@ -25,6 +25,7 @@ from atoll.parallel.checkpoint.state import MODEL, first_names, local_state
 from atoll.parallel.checkpoint.store import damage, read_about, reading
 from atoll.tensors.layout import Layout, Piece, Tensor, in_order
 from atoll.tensors.safetensors_file import BUFFERS, TensorFileCorrupted, TensorFileWriter, parse_header
+from atoll.training.optimizers.norms import local
 
 DTYPES = {
     torch.float32: "F32",
@@ -211,15 +212,11 @@ def _differences(name: str, tensor: torch.Tensor, in_file: Tensor | None) -> lis
 def _read_share(file: Any, name: str, tensor: torch.Tensor) -> None:
     """Read a tensor; of a sharded one the box that PyTorch assigns to this rank."""
     if not tensor.ndim:
-        _local(tensor).copy_(file.get_tensor(name))
+        local(tensor).copy_(file.get_tensor(name))
     elif isinstance(tensor, DTensor):
         for box in tensor.__create_chunk_list__():  # type: ignore[no-untyped-call]
             ends = (start + length for start, length in zip(box.offsets, box.sizes, strict=True))
             values = file.get_slice(name)[tuple(map(slice, box.offsets, ends))]
-            _local(tensor).copy_(values)
+            local(tensor).copy_(values)
     else:
         tensor.copy_(file.get_tensor(name))
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -8,6 +8,7 @@ from torch import nn
 from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 
+from atoll.ground.printable import some_of
 from atoll.parallel.engine.plan import Plan
 from atoll.training.model.parameters import overlaps_itself
 
@@ -19,8 +20,8 @@ def lazy_faults(model: nn.Module) -> Iterator[str]:
     tensors = (*model.named_parameters(), *model.named_buffers())
     if lazy := [name for name, tensor in tensors if is_lazy(tensor)]:
         yield (
-            f"{_listed(lazy)} {_have(lazy)} no shape before the first batch: give the layer its sizes (nn.Linear for "
-            "nn.LazyLinear), or let the task's model function pass one batch through the model"
+            f"{some_of(lazy, 3)} {_have(lazy)} no shape before the first batch: give the layer its sizes (nn.Linear "
+            "for nn.LazyLinear), or let the task's model function pass one batch through the model"
         )
 
 
@@ -34,7 +35,7 @@ def tensor_faults(model: nn.Module, plan: Plan, groups: dict[str, str]) -> Itera
     """
     if overlapping := [name for name, tensor in model.named_parameters() if overlaps_itself(tensor)]:
         yield (
-            f"{_listed(overlapping)}: several elements share one place in memory (expand), which no optimizer can "
+            f"{some_of(overlapping, 3)}: several elements share one place in memory (expand), which no optimizer can "
             "step; keep the small tensor as the parameter and expand it in forward, or clone() it"
         )
     if not plan.is_sharded and plan.mesh.size == 1:
@@ -51,7 +52,7 @@ def tensor_faults(model: nn.Module, plan: Plan, groups: dict[str, str]) -> Itera
             )
     if plan.is_sharded:
         if empty := [name for name, tensor in model.named_parameters() if tensor.numel() == 0]:
-            yield f"{_listed(empty)}: no elements, which {where} cannot shard; leave it out, or use dp_replicate"
+            yield f"{some_of(empty, 3)}: no elements, which {where} cannot shard; leave it out, or use dp_replicate"
         yield from _mixed(model, groups)
 
 
@@ -145,10 +146,6 @@ def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
     taken = torch.zeros(max(ends), dtype=torch.bool, device="cpu")
     taken.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
     return bool(taken.as_strided(other.shape, other.stride(), other.storage_offset()).any())
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _have(names: list[str]) -> str:

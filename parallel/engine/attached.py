@@ -23,6 +23,7 @@ from torch.distributed.tensor.experimental import implicit_replication
 
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.records import records_of
+from atoll.parallel.engine.sharding import whole
 from atoll.task.errors import TaskBroken
 from atoll.task.randomness import states_of_generators
 from atoll.training.optimizers.norms import local
@@ -171,15 +172,15 @@ def _call(name: str, hooked: Hooked, copies: Sequence[nn.Parameter]) -> None:
     own, first = hooked.parameter, copies[0]
     others = [copy for copy in copies if copy is not own]
     if len(others) == len(copies):
-        own.data = _whole(first.detach())
+        own.data = whole(first.detach())
     assert first.grad is not None
-    given = _whole(first.grad)
+    given = whole(first.grad)
     for hook in _kept(hooked.on_gradient):
         returned = hook(given)
         if returned is not None:
             if not isinstance(returned, torch.Tensor) or returned.shape != given.shape:
                 raise TaskBroken(f"{name}: a hook must return a gradient of {tuple(given.shape)}, or None")
-            given = _whole(returned)
+            given = whole(returned)
     own.grad = given.detach()
     for hook in _kept(hooked.on_accumulated):
         hook(own)
@@ -200,10 +201,6 @@ def _empty(own: nn.Parameter) -> None:
     if not own.is_meta:
         nothing = torch.nan if own.is_floating_point() else 0
         own.data = own.detach().new_full((), nothing).expand(own.shape)
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _write(divided: torch.Tensor, whole: torch.Tensor) -> None:

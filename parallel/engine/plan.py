@@ -110,6 +110,11 @@ class Plan:
         return 0 if self.mesh.dp_shard == 1 else 2 if self.mesh.pp > 1 else 3
 
     @property
+    def is_divided(self) -> bool:
+        """Whether a rank has a part of the model: shards, parts of layers or a stage."""
+        return self.is_sharded or self.mesh.tp > 1 or self.mesh.pp > 1
+
+    @property
     def is_sharded(self) -> bool:
         """Whether the plan uses `fully_shard`: also where nothing is sharded but wrappers must compose, or cast."""
         mesh = self.mesh

@@ -27,7 +27,7 @@ from atoll.parallel.hooks import MeshClient
 from atoll.parallel.mesh_client.building import Here, MeshModel, Outline, Shard, build
 from atoll.parallel.mesh_client.control import corrections_of
 from atoll.parallel.mesh_client.crash_points import reached
-from atoll.parallel.mesh_client.faults import faults_of_mesh, is_divided, outline_of
+from atoll.parallel.mesh_client.faults import faults_of_mesh, outline_of
 from atoll.parallel.mesh_client.hook_files import client_of
 from atoll.parallel.mesh_client.in_round import checkpoints
 from atoll.parallel.mesh_client.kept_optimizer import give_state
@@ -347,7 +347,7 @@ class MeshBench:
         Raises:
             TaskBroken: this mesh would not compute what one process does; on all ranks.
         """
-        if self._here.task.algorithm is None or self._axes is None or not is_divided(self._plan):
+        if self._here.task.algorithm is None or self._axes is None or not self._plan.is_divided:
             return
         task = self._here.task
         if self._tried is None or self._tried[0] is not task:

@@ -22,7 +22,6 @@ from atoll.parallel.engine.ties import tied_names
 from atoll.parallel.exchange.initial import NotBlank, attributes_of, blank_of, blank_or_none, differing_attributes, fill
 from atoll.parallel.exchange.load import load_shares
 from atoll.parallel.exchange.shares import Share, owned, shares_of
-from atoll.parallel.mesh_client.faults import is_divided
 from atoll.parallel.mesh_client.frozen import FrozenTensors, base_of, drawn_of, read_base
 from atoll.parallel.mesh_client.tally import Tally
 from atoll.parallel.mesh_client.together import together
@@ -217,7 +216,7 @@ def build(
     """
     plan, axes, device, ranks = here.plan, here.axes, here.device, here.ranks
     make = partial(bare_model, task, seed)
-    blank = together(ranks, lambda: blank_or_none(make)) if is_divided(plan) else None
+    blank = together(ranks, lambda: blank_or_none(make)) if plan.is_divided else None
     model = together(ranks, partial(build_model, task, seed)) if blank is None else blank.model
     base = together(ranks, lambda: base_of(task, model, seed))
     outline, tally = Outline.of(model), Tally(task, plan, axes, ranks)

@@ -46,7 +46,7 @@ def faults_of_mesh(task: Task, local: Local, algorithm: str, plan: Plan) -> list
 
 def _faults_of_model(task: Task, local: Local, plan: Plan, model: nn.Module) -> list[str]:
     faults: list[str] = []
-    if local.has_custom_optimizer and is_divided(plan):
+    if local.has_custom_optimizer and plan.is_divided:
         faults += _faults_of_identity(local, plan, model)
     of_tensors = [*travel_faults(model), *adapter_faults(model)]
     checks: list[Callable[[], object]] = [
@@ -81,11 +81,6 @@ def _check_outline(model: object, task: Task) -> None:
         keep_frozen(model)
 
 
-def is_divided(plan: Plan) -> bool:
-    """Return whether no rank has the whole model."""
-    return plan.is_sharded or plan.mesh.tp > 1 or plan.mesh.pp > 1
-
-
 def _faults_of_task(task: Task) -> Iterator[str]:
     if task.fit is not None:
         yield "task.fit: the task's own loop cannot be divided over ranks; leave it out, or train in one process"
@@ -113,7 +108,7 @@ def _faults_of_hooks(task: Task, local: Local, plan: Plan, model: nn.Module) -> 
 def _faults_of_plan(local: Local, algorithm: str, plan: Plan) -> Iterator[str]:
     if plan.mesh.size > RANKS_MAX:
         yield f"mesh: an update has at most {RANKS_MAX} parts, got {plan.mesh.size} ranks"
-    if local.has_custom_optimizer and is_divided(plan):
+    if local.has_custom_optimizer and plan.is_divided:
         yield from _faults_of_optimizer(local, plan)
     if plan.compression != "none":
         yield f"plan.compression: must be none in a federation, got {plan.compression!r}; use the run's codec"

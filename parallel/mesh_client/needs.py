@@ -27,7 +27,7 @@ from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.exchange.shares import owned, shares_of
 from atoll.parallel.mesh_client.building import Outline, no_optimizer
-from atoll.parallel.mesh_client.faults import is_divided, outline_of
+from atoll.parallel.mesh_client.faults import outline_of
 from atoll.task.local import Local
 from atoll.task.task import Task
 from atoll.training.local.local_layers import names_that_stay
@@ -108,7 +108,7 @@ def _needs(task: Task, local: Local, plan: Plan, rank: int) -> RankNeeds:
 
 def _parts(model: nn.Module, plan: Plan, axes: Axes) -> list[nn.Module]:
     """Return the parts of this rank; copies of a whole model need no wrapper, which would talk to the others."""
-    if not is_divided(plan):
+    if not plan.is_divided:
         return [model]
     optimization = Optimization(loss=_never, make_optimizer=no_optimizer)
     return list(assemble(model, plan, optimization, axes=axes, rows=plan.microbatches).parts)

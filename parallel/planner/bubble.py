@@ -167,12 +167,3 @@ def _plain(action: Any) -> list[Action]:
         return [found for part in action.sub_actions for found in _plain(part)]
     kind = action.computation_type.value
     return [Action(action.stage_index, kind, action.microbatch_index)] if kind in (*"FBIW",) else []
-
-
-def most_in_flight(order: Sequence[Action]) -> int:
-    """Return the largest number of a rank's forward passes that wait for their backward pass (or W, if split)."""
-    waiting = most = 0
-    for action in order:
-        waiting += {FORWARD: 1, BACKWARD: -1, BACKWARD_WEIGHT: -1}.get(action.kind, 0)
-        most = max(most, waiting)
-    return most

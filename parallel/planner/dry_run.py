@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
-from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from atoll.parallel.data.batch import Batch
@@ -35,6 +34,7 @@ from atoll.parallel.models.decoder import Decoder, DecoderConfig
 from atoll.parallel.planner.candidate import Candidate, coordinates
 from atoll.parallel.planner.counting import Collective, Watch
 from atoll.parallel.planner.shape import ModelShape, as_decoder
+from atoll.training.optimizers.norms import local
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,26 +135,6 @@ def _dry_run(shape: ModelShape, candidate: Candidate, rank: int) -> DryRun:
     return DryRun(rank=rank, **sizes, peak=watch.peak, collectives=tuple(watch.collectives), flops=watch.flops)
 
 
-def steps_alone(shape: ModelShape, candidate: Candidate, rank: int, device: str, *, number: int = 2) -> None:
-    """Run real steps of one rank of any mesh, on a real device with real memory, and torch's fake network.
-
-    Tensors from other ranks have undefined values: the arithmetic means nothing, the allocator's peak does. This
-    process must have no process group, and the plan must shard the model (dp_shard, tp).
-    """
-    dist.init_process_group("fake", rank=rank, world_size=candidate.mesh.size)
-    try:
-        with torch.device("meta"):
-            model = Decoder(decoder_config(shape))
-        engine = _build(model, shape, candidate, Axes(candidate.mesh, torch.device(device).type), device)
-        for part in engine.parts:
-            part.to_empty(device=device)
-        batch = _batch(shape, candidate).to(device)
-        for _ in range(number):
-            engine.step(batch, total=1, report=False)
-    finally:
-        dist.destroy_process_group()
-
-
 def _never_due(_number: int) -> bool:
     return False
 
@@ -202,20 +182,16 @@ def _batch(shape: ModelShape, candidate: Candidate) -> Batch:
 def _states(engine: Engine) -> dict[str, list[torch.Tensor]]:
     parameters = [parameter for part in engine.parts for parameter in part.parameters()]
     return {
-        "parameters": [_local(parameter) for parameter in parameters],
-        "gradients": [_local(p.grad) for p in parameters if p.grad is not None],
+        "parameters": [local(parameter) for parameter in parameters],
+        "gradients": [local(p.grad) for p in parameters if p.grad is not None],
         "optimizer": [
-            _local(value)
+            local(value)
             for optimizer in engine.optimizers
             for state in optimizer.state.values()
             for value in state.values()
             if isinstance(value, torch.Tensor)
         ],
     }
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _loss(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
@@ -237,7 +213,7 @@ def _stage_kind(shape: ModelShape, candidate: Candidate) -> type[pipeline.Stage]
             returned = logits if index == num_stages - 1 else between
             super().__init__(part, index, num_stages, device, input_args=given, output_args=returned, **options)
             if index < num_stages - 1:  # a norm under tp gives a DTensor, whose shard is what is sent
-                part.register_forward_hook(lambda _part, _inputs, outputs: _local(outputs))
+                part.register_forward_hook(lambda _part, _inputs, outputs: local(outputs))
 
         def _warmup_forward_vote(self, *_args: Any, **_options: Any) -> torch.Tensor:
             return torch.tensor([1])

@@ -236,7 +236,7 @@ def in_flight(candidate: Candidate, pp_rank: int) -> int:
     """Return the largest number of forward passes of a rank that wait for their backward pass (1 without a pipeline).
 
     GPipe: all of the m V. 1F1B: p - rank. Interleaved 1F1B: (V - 1) p + 2 (p - 1 - rank) + 1. Zero-bubble: V p.
-    DualPipeV: 2 p + 1. (`bubble.most_in_flight` counts them in a schedule's list of actions.)
+    DualPipeV: 2 p + 1.
     """
     plan, p = candidate.plan, candidate.mesh.pp
     if p == 1:

@@ -235,7 +235,7 @@ class MeshGradients:
     ) -> Iterator[tuple[str, Outer | Lookup | Whole]]:
         """Yield the trained parameters of a call by their names, each with the use of this rank's part."""
         layer = self._layers[call.name]
-        a, g = (_in_digits(each) for each in self._local(layer, call.inputs.detach(), gradient.detach()))
+        a, g = (in_single(each) for each in self._local(layer, call.inputs.detach(), gradient.detach()))
         if layer.kind is nn.Embedding and layer.at == Shard(0):
             yield layer.trained["weight"], self._of_words(layer, a, g)
             return
@@ -310,11 +310,6 @@ def _of_any(
     hooks = {name: OrderedDict[int, Any]() for name in attributes if name.endswith(_HOOKS)}
     vars(module).update({**attributes, **hooks, "_parameters": dict(values)})
     return gradients_of_any(module, {name: values[name] for name in layer.trained}, a, g)
-
-
-def _in_digits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return float32 of half precision: the norm's error would break the bound C."""
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def _own(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

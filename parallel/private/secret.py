@@ -7,12 +7,11 @@ were charged is never drawn again: the account counts how often such steps are d
 count is part of the key. A copy of the folder has the secret, too, so only one of both may be continued.
 """
 
-import os
 import re
 import secrets
 from pathlib import Path
 
-from atoll.ground.durable import naming_full_disk
+from atoll.ground.durable import naming_full_disk, write_private
 from atoll.ground.noise.key import BYTES
 
 FILE = "privacy.key"
@@ -51,13 +50,6 @@ _WAY_OUT = "delete it, and the training continues with other samples and noise"
 
 def _new(path: Path) -> bytes:
     found = secrets.token_bytes(BYTES)
-    part = path.with_name(f"{path.name}.part")
-    part.unlink(missing_ok=True)
     with naming_full_disk(path):
-        opened = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(opened, "wb") as file:
-            file.write(f"{found.hex()}\n".encode())
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        write_private(path, f"{found.hex()}\n".encode())
     return found

@@ -11,7 +11,6 @@ from atoll.ground.faults import faults_in
 from atoll.parallel.checkpoint.ranks import Ranks, patient_ranks
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blank import give_memory
-from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.ties import tied_names
 from atoll.parallel.exchange.initial import Blank, NotRepeatable, blank_or_none, fill
 from atoll.parallel.exchange.shares import shares_of
@@ -60,7 +59,7 @@ def build(job: Job, start: Start | None) -> Built:
     Raises:
         JobRefused: values are not finite, or the file of the start does not fit.
     """
-    if _is_divided(job.plan):
+    if job.plan.is_divided:
         blank = blank_or_none(seeded(job))
         if blank is not None:
             model, tied = blank.model, tied_names(blank.model)
@@ -139,10 +138,6 @@ def agreed_base(built: Built, world: World, kept: Path) -> dict[str, str]:
         found = ", ".join(f"{each} at rank {rank}" for each, rank in digests.items())
         raise JobRefused(f"base: the machines have different files: their digests are {found}; give all the same ones")
     return {"base": next(iter(digests))}
-
-
-def _is_divided(plan: Plan) -> bool:
-    return plan.is_sharded or plan.mesh.tp > 1 or plan.mesh.pp > 1
 
 
 def seeded(job: Job) -> Callable[[], nn.Module]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import ConcatDataset, TensorDataset
 
+from atoll.ground.printable import some_of
 from atoll.parallel.data.loader import Loader
 from atoll.parallel.data.order import Order
 from atoll.parallel.engine.passes import casting
@@ -117,11 +118,6 @@ def _of_kinds(data: SiteData, like: Rows) -> list[Rows]:
     ]
 
 
-def _names(sites: list[str]) -> str:
-    more = len(sites) - NAMES_MAX
-    return ", ".join(map(repr, sites[:NAMES_MAX])) + (f" and {more} more" if more > 0 else "")
-
-
 def in_order(data: Any, *, batch_size: int, num_ranks: int, rank: int, device: torch.device) -> Loader:
     """Return a loader of every example once, with the same number of batches on each rank.
 
@@ -129,3 +125,7 @@ def in_order(data: Any, *, batch_size: int, num_ranks: int, rank: int, device: t
     """
     order = Order(num_examples=len(data), batch_size=max(batch_size, num_ranks), num_ranks=num_ranks, shuffle=False)
     return Loader(Steady(data), order, rank=rank, device=device)
+
+
+def _names(sites: list[str]) -> str:
+    return some_of(map(repr, sites), NAMES_MAX)

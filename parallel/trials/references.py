@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from atoll.ground.printable import some_of
 from atoll.parallel.engine.attached import hooks_of
 from atoll.parallel.engine.blueprint import blueprint_of, cut, stage
 from atoll.parallel.huggingface.pipeline_stages import INPUTS
@@ -58,10 +59,6 @@ def references(way: MeshWay) -> Iterator[str]:
             f"{_listed(drawn)}: a hook draws random numbers, and each rank draws different ones: give it a "
             "generator with a fixed seed, or train in one process"
         )
-
-
-def _listed(names: set[str]) -> str:
-    return ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 @contextmanager
@@ -148,3 +145,7 @@ def _call_hooks(model: nn.Module, originals: Mapping[str, nn.Parameter], held: U
 
 def _accumulated(parameter: Any) -> list[Any]:
     return list((parameter._post_accumulate_grad_hooks or {}).values())
+
+
+def _listed(names: set[str]) -> str:
+    return some_of(sorted(names), 3)

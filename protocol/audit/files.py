@@ -26,7 +26,7 @@ from cryptography.exceptions import InternalError, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from atoll.ground.durable import naming_full_disk, write_atomically
+from atoll.ground.durable import naming_full_disk, write_atomically, write_private
 from atoll.ground.file_lock import exclusively, shared
 from atoll.ground.folders import in_words, sync_folder
 from atoll.ground.printable import count_of
@@ -416,12 +416,7 @@ class AuditFiles:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         write_atomically(self.folder / PUBLIC_KEY, public)
-        part = os.open(path.with_suffix(".new"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(part, "wb") as file:  # private from its first byte on
-            file.write(private)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(path.with_suffix(".new"), path)
+        write_private(path, private)
         sync_folder(self.folder)
         return key
 

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import pkcs12
 
+from atoll.ground.durable import write_private
 from atoll.ground.file_lock import Locked, lock_file
 from atoll.ground.folders import sync_folder
 from atoll.protocol.identity.certificates import (
@@ -218,19 +219,3 @@ def alone_with(folder: Path) -> Iterator[bool]:
 def make_private_folder(folder: Path) -> None:
     """Make a folder that only its owner may enter; leave an existing one unchanged."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner may read, durably and atomically.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(file, "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(part, path)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import grpc
 
+from atoll.ground.durable import write_private
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import services as rpc
 from atoll.protocol.identity.certificates import (
@@ -43,7 +44,6 @@ from atoll.protocol.identity.credential import (
     CredentialError,
     make_private_folder,
     spare_authority,
-    write_private,
 )
 from atoll.protocol.identity.join_code import JoinCode, is_address
 from atoll.protocol.identity.names import ANYBODY, COORDINATOR, PLACE, Role, Wanted

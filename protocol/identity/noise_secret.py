@@ -7,6 +7,7 @@ import re
 import secrets
 from pathlib import Path
 
+from atoll.ground.durable import write_private
 from atoll.ground.noise.key import BYTES, key_of
 
 FILE = "noise.key"
@@ -22,8 +23,6 @@ def noise_secret(folder: Path) -> bytes:
     try:
         found = path.read_text("ascii", errors="replace").strip()
     except FileNotFoundError:
-        from atoll.protocol.identity.credential import write_private  # a view that reads a number needs no cryptography
-
         found = secrets.token_hex(BYTES)
         write_private(path, f"{found}\n".encode())
     if re.fullmatch(f"[0-9a-f]{{{2 * BYTES}}}", found) is None:

@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import grpc
 
+from atoll.ground.address import bracketed
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
@@ -80,7 +81,7 @@ class HttpProxy:
         return cls(host, PORT if port is None else port, user, password, bypass, userinfo)
 
     def __str__(self) -> str:
-        return f"{_bracketed(self.host)}:{self.port}"
+        return f"{bracketed(self.host)}:{self.port}"
 
     @property
     def _url(self) -> str:
@@ -172,10 +173,6 @@ def _status(answer: bytes) -> int:
     if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
         raise ProxyRefused("the server at the proxy's address is not an HTTP proxy")
     return int(words[1][:3])
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _is_this_machine(host: str) -> bool:

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from atoll.ground.printable import some_of
+
 FEW = 3
 """Largest number of notices of one condition with a message each; more at once are one message."""
-
-NAMES_MAX = 20
-"""Largest number of subjects that a message of several notices names; the rest are counted."""
 
 
 class Condition(StrEnum):
@@ -80,11 +79,9 @@ def merged(notices: list[Notice]) -> Notice:
     first, *others = notices
     if not others:
         return first
-    names = [each.subject for each in others[:NAMES_MAX]]
-    more = f" and {len(others) - NAMES_MAX} more" if len(others) > NAMES_MAX else ""
     return Notice(
         first.condition,
         f"{first.subject} and {len(others)} more",
-        f"{first.sentence}; the same of {', '.join(names)}{more}",
+        f"{first.sentence}; the same of {some_of(each.subject for each in others)}",
         is_logged=first.is_logged,
     )

@@ -32,14 +32,6 @@ def inverse_square_root(bands: int) -> tuple[float, ...]:
     return tuple(found)
 
 
-def square_root(bands: int) -> tuple[float, ...]:
-    """Return the first coefficients of (1 - x)^(-1/2) = 1 + x/2 + 3x^2/8 + ..., whose square is 1 / (1 - x)."""
-    found = [1.0]
-    for j in range(1, bands):
-        found.append(found[-1] * (2 * j - 1) / (2 * j))
-    return tuple(found)
-
-
 def inverse_of(d: Sequence[float], rounds: int) -> tuple[float, ...]:
     """Return the first `rounds` coefficients of 1 / d, for d_0 > 0."""
     found: list[float] = []

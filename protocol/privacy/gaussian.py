@@ -50,11 +50,6 @@ def log_delta_of(epsilon: float, mu: float) -> float:
     return math.log(_upper_tail(x) - second)
 
 
-def delta_of(epsilon: float, mu: float) -> float:
-    """Return the least delta at this epsilon; arguments as of `log_delta_of`."""
-    return math.exp(log_delta_of(epsilon, mu))
-
-
 def epsilon_of(mu: float, delta: float) -> float:
     """Return the least epsilon at this delta, rounded up in its last digits.
 

@@ -5,13 +5,11 @@ and the grid are terms of the sum itself.
 """
 
 import json
-import math
-import struct
 from dataclasses import asdict, fields
 from functools import lru_cache
 from typing import Literal
 
-from atoll.ground.strict_json import check_canonical, fields_of, integer, one_of, read_object, refuse
+from atoll.ground.strict_json import check_canonical, exact, fields_of, inexact, integer, one_of, read_object, refuse
 from atoll.protocol.secure.session_size import MEMBERS_MAX
 from atoll.protocol.value_type import value
 
@@ -53,7 +51,7 @@ class PrivacyTerms:
 
     def text(self) -> str:
         """Return the terms as a text, of which there is one form."""
-        document = {name: _exact(each) if isinstance(each, float) else each for name, each in asdict(self).items()}
+        document = {name: exact(each) if isinstance(each, float) else each for name, each in asdict(self).items()}
         return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
 
@@ -73,7 +71,7 @@ def read_privacy(text: str) -> PrivacyTerms | None:
     parties = ("clients", "coordinator") if found["unit"] == "client" else ("clients",)
     one_of(found["noise_by"], f"{at}.noise_by", allowed=parties)
     for name in ("epsilon", "delta", "noise_multiplier"):
-        found[name] = _inexact(found[name], f"{at}.{name}")
+        found[name] = inexact(found[name], f"{at}.{name}", low=0.0)
     if found["delta"] >= 1.0:
         refuse(f"{at}.delta", found["delta"], "a number below 1")
     integer(found["participations_max"], f"{at}.participations_max", low=1, high=_INT_MAX)
@@ -84,16 +82,3 @@ def read_privacy(text: str) -> PrivacyTerms | None:
     result = PrivacyTerms(**found)
     check_canonical(result.text().encode(), text.encode())
     return result
-
-
-def _exact(number: float) -> str:
-    return struct.pack(">d", number).hex()
-
-
-def _inexact(digits: object, path: str) -> float:
-    if type(digits) is not str or len(digits) != 16 or digits.strip("0123456789abcdef"):
-        refuse(path, digits, "the 16 hexadecimal digits of a float")
-    number = float(struct.unpack(">d", bytes.fromhex(digits))[0])
-    if not (math.isfinite(number) and number > 0):
-        refuse(path, number, "a finite number above 0")
-    return number

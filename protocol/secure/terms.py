@@ -7,8 +7,6 @@ is what a site approves.
 
 import hashlib
 import json
-import math
-import struct
 from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
 from functools import lru_cache
@@ -16,7 +14,9 @@ from typing import Any
 
 from atoll.ground.strict_json import (
     check_canonical,
+    exact,
     fields_of,
+    inexact,
     integer,
     items_of,
     one_of,
@@ -94,7 +94,7 @@ class Terms:
 
     def canonical(self) -> bytes:
         """Return the terms as bytes, of which there is one form."""
-        return _canonical({"protocol": PROTOCOL, **asdict(self), "clip_norm": _exact(self.clip_norm)})
+        return _canonical({"protocol": PROTOCOL, **asdict(self), "clip_norm": exact(self.clip_norm)})
 
     @property
     def digest(self) -> bytes:
@@ -167,9 +167,7 @@ def read_terms(data: bytes) -> Terms:
     ranks = [integer(rank, "terms.receivers", low=0, high=4095) for rank in receivers]
     if ranks != sorted({*ranks}):
         refuse("terms.receivers", ranks, "ranks in order, each once")
-    clip_norm = _inexact(found["clip_norm"])
-    if not (math.isfinite(clip_norm) and clip_norm > 0):
-        refuse("terms.clip_norm", clip_norm, "a finite number above 0")
+    clip_norm = inexact(found["clip_norm"], "terms.clip_norm", low=0.0)
     del found["protocol"]
     metrics = _metrics(found["metrics"])
     result = Terms(**{**found, "clip_norm": clip_norm, "receivers": tuple(ranks), "metrics": metrics})
@@ -206,16 +204,6 @@ def _check_privacy(found: dict[str, Any]) -> None:
     if privacy.sum_min > found["members_max"]:
         allowed = f"honest_min + colluders of at most members_max = {found['members_max']}"
         refuse("terms.privacy", f"{privacy.honest_min} + {privacy.colluders}", allowed)
-
-
-def _exact(number: float) -> str:
-    return struct.pack(">d", number).hex()
-
-
-def _inexact(digits: object) -> float:
-    if type(digits) is not str or len(digits) != 16 or digits.strip("0123456789abcdef"):
-        refuse("terms.clip_norm", digits, "the 16 hexadecimal digits of a float")
-    return float(struct.unpack(">d", bytes.fromhex(digits))[0])
 
 
 def _canonical(document: dict[str, Any]) -> bytes:

@@ -8,6 +8,8 @@ from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import Digest, RunId
 from atoll.server.audit.actions import Action
 from atoll.server.rounds.events import Abandon, AuditCharge, Commit, Effect, EndRun
+from atoll.server.rounds.record import ChargeRecord
+from atoll.server.rounds.run_machine import RunMachine
 
 
 class Entry(NamedTuple):
@@ -28,15 +30,30 @@ def entries_of(run_id: RunId, effects: Iterable[Effect]) -> Iterator[Entry]:
                 digests = {"model": model_digest, "updates": digest_of_updates(used)}
                 yield Entry(Action.ROUND_COMMIT, f"{run_id} round {round_id}", what, digests)
             case AuditCharge(rounds, charge):
-                spent = f"epsilon {charge.epsilon:.6g} of {charge.epsilon_max:g} at delta {charge.delta:g}"
-                uses = f"{count_of(charge.clients, 'client')}; the most used in {count_of(charge.uses, 'sum')}: {spent}"
-                yield Entry(Action.PRIVACY_CHARGE, f"{run_id} {rounds}", uses, {})
+                clients = count_of(charge.clients, "client")
+                yield Entry(Action.PRIVACY_CHARGE, f"{run_id} {rounds}", f"{clients}; {_spent(charge)}", {})
             case Abandon(round_id, reason):
                 yield Entry(Action.ROUND_ABANDON, f"{run_id} round {round_id}", str(reason), {})
             case EndRun(state, cause):
                 yield Entry(Action.RUN_END, run_id, f"{state}: {cause}", {})
             case _:
                 pass
+
+
+def spent_of(machine: RunMachine) -> str:
+    """Return what the most used client of a recovered run has spent, after a semicolon; empty: it is not private.
+
+    The line of a charge is missing if the coordinator was killed between the journal and the audit log.
+    """
+    if (rules := machine.rules.privacy) is None:
+        return ""
+    membership = machine.ledger.membership
+    return f"; {_spent(rules.charged(0, membership.most_spent, membership.most_uses))}"
+
+
+def _spent(charge: ChargeRecord) -> str:
+    spent = f"epsilon {charge.epsilon:.6g} of {charge.epsilon_max:g} at delta {charge.delta:g}"
+    return f"the most used in {count_of(charge.uses, 'sum')}: {spent}"
 
 
 def digest_of_updates(used: Iterable[Digest]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from atoll.aggregation.fold.concatenation import concatenate
 from atoll.aggregation.fold.execution import Execution
@@ -131,15 +131,22 @@ class Reducer(Versions):
     ) -> tuple[FoldPlan, dict[Digest, StoredUpdateMeta]]:
         metas = {digest: decode_meta(row.meta, where=f"update {digest}") for digest, row in rows.items()}
         base = self.version(effect.base_version)
+        shared: dict[str, Any] = {
+            "buffers": read_buffers(self.store.version_path(Version(0))),
+            "settings": (self._settings.aggregation, self._settings.optimizer_at(effect.base_version + 1)),
+            "private": private_of(self._settings, self.noise),
+        }
+        if effect.sums:
+            rules = self._settings.secure_rules
+            assert rules is not None
+            return plan_of_sums(effect, base, metas, rules=rules, **shared), metas
         plan = plan_of(
             effect,
             base.manifest,
             metas,
             method=self.method,
             digest_of_version=lambda version: self.version(version).digest,
-            buffers=read_buffers(self.store.version_path(Version(0))),
-            settings=(self._settings.aggregation, self._settings.optimizer_at(effect.base_version + 1)),
-            private=private_of(self._settings, self.noise),
+            **shared,
         )
         return plan, metas
 
@@ -173,30 +180,13 @@ class Reducer(Versions):
 
     def _fold_sums(self, effect: Aggregate) -> SumsFolded:
         rows = self._accepted([c.digest for c in effect.contributions])
-        plan, metas = self._plan_of_sums(effect, rows)
+        plan, metas = self._plan(effect, rows)
         updates = [
             self.store.stored_update(each.digest, metas[each.digest], rows[each.digest].data) for each in plan.updates
         ]
         return fold_sums(
             self, plan, dict(enumerate(updates)), self.method, threads=os.cpu_count() or 1, between=self._between_tiles
         )
-
-    def _plan_of_sums(
-        self, effect: Aggregate, rows: "Mapping[Digest, UpdateRow]"
-    ) -> tuple[FoldPlan, dict[Digest, StoredUpdateMeta]]:
-        rules = self._settings.secure_rules
-        assert rules is not None
-        metas = {digest: decode_meta(row.meta, where=f"update {digest}") for digest, row in rows.items()}
-        plan = plan_of_sums(
-            effect,
-            self.version(effect.base_version),
-            metas,
-            rules=rules,
-            buffers=read_buffers(self.store.version_path(Version(0))),
-            settings=(self._settings.aggregation, self._settings.optimizer_at(effect.base_version + 1)),
-            private=private_of(self._settings, self.noise),
-        )
-        return plan, metas
 
     async def whole(self, version: Version) -> Path:
         """Return the path of a file with all bytes of a version."""

@@ -27,7 +27,7 @@ from atoll.protocol.threads import begin_on_thread, on_thread
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RejectReason, RoundId, RunId, RunState
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import COORDINATOR, AuditLog
-from atoll.server.audit.rounds import entries_of
+from atoll.server.audit.rounds import entries_of, spent_of
 from atoll.server.clock import MonotoneClock
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
@@ -547,7 +547,8 @@ class Coordinator:
             for client_id in ledger.membership.members:
                 self.attendance.expect(client_id)
             logger.info("run %s is %s: %s", row.run_id, ledger.state, run.where, extra={"run": row.run_id})
-            self.audit.record(Action.RUN_RECOVER, row.run_id, run.where, digests={"model": ledger.model_digest})
+            where = run.where + (spent_of(machine) if isinstance(machine, RunMachine) else "")
+            self.audit.record(Action.RUN_RECOVER, row.run_id, where, digests={"model": ledger.model_digest})
 
     async def _recovered_rounds(self, row: RunRow, machine: RunMachine, seq: int) -> RunDriver:
         """Rebuild a run of rounds around its machine, which has received every event."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
+from atoll.ground.printable import some_of
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 from atoll.server.errors import OperatorError
 from atoll.server.exchanges.machine import ExchangeMachine
@@ -89,9 +90,8 @@ def files_lost(losses: Iterable[Loss], run_id: RunId) -> FilesLost | None:
     updates, versions, contents = (
         {item for loss in of_run for item in getattr(loss, kind)} for kind in ("updates", "versions", "contents")
     )
-    detail = "; ".join(f"{loss.path.name} {loss.fault}" for loss in of_run[:3])
-    more = f"; and {len(of_run) - 3} more" if len(of_run) > 3 else ""
-    return FilesLost(tuple(sorted(updates)), tuple(sorted(versions)), tuple(sorted(contents)), f"{detail}{more}")
+    detail = some_of((f"{loss.path.name} {loss.fault}" for loss in of_run), 3, "; ")
+    return FilesLost(tuple(sorted(updates)), tuple(sorted(versions)), tuple(sorted(contents)), detail)
 
 
 def check_has_model(path: Path, run: RunDriver) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from atoll.ground.backoff import Temporary
+from atoll.ground.durable import write_private
 from atoll.ground.folders import sync_folder
 from atoll.protocol.identity.certificates import (
     AUTHORITY_EARLY_S,
@@ -34,7 +35,6 @@ from atoll.protocol.identity.credential import (
     Credential,
     CredentialError,
     make_private_folder,
-    write_private,
 )
 from atoll.protocol.identity.names import Identity
 from atoll.server.identity.succession import Succession, prepare, settle

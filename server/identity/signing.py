@@ -12,11 +12,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from atoll.ground.durable import write_private
 from atoll.ground.folders import sync_folder
 from atoll.ground.private_key import private_key_in
 from atoll.ground.text_files import NotText, text_of
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.identity.credential import Credential, make_private_folder, write_private
+from atoll.protocol.identity.credential import Credential, make_private_folder
 from atoll.protocol.identity.statement import publisher_statement, statement
 from atoll.server.clock import next_instant
 from atoll.server.errors import StoreCorrupted

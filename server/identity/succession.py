@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from atoll.ground.durable import write_private
 from atoll.ground.folders import sync_folder
 from atoll.protocol.identity.certificates import (
     AUTHORITY_EARLY_S,
@@ -34,7 +35,6 @@ from atoll.protocol.identity.credential import (
     KEY,
     CredentialError,
     make_private_folder,
-    write_private,
 )
 
 NEXT, CROSS, BEGUN = "next", "cross.pem", "begun.json"

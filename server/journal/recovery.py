@@ -117,7 +117,7 @@ def newest_base(
         read: (connection, row, its name in errors) -> the ledger of a snapshot whose checksum is right.
     """
     faults: list[str] = []
-    snapshots = _snapshots(run_id)
+    snapshots = select(SNAPSHOTS).where(SNAPSHOTS.c.run_id == run_id).order_by(SNAPSHOTS.c.seq.desc())
     if most is not None:
         snapshots = snapshots.where(SNAPSHOTS.c.seq <= most)
     for row in connection.execute(snapshots):
@@ -148,20 +148,12 @@ class BareBase(Base[Ledger]):
 
 def read_bare_base(connection: Connection, run_id: RunId) -> BareBase:
     """Read the last good snapshot of a run of rounds without its members; see `newest_base`."""
-    faults: list[str] = []
-    for row in connection.execute(_snapshots(run_id)):
-        where = f"run {run_id}, snapshot {row.seq}"
-        try:
-            if checksums.of_snapshot(row) != row.checksum:
-                raise StoreCorrupted(f"{where}: its checksum is wrong")
-            return BareBase(decode_ledger(row.body, where=where), row.seq, tuple(faults), row.first, row.num_members)
-        except StoreCorrupted as error:
-            faults.append(str(error))
-    return BareBase(Ledger(), 0, tuple(faults))
 
+    def read(_: Connection, row: Row[Any], where: str) -> tuple[Ledger, int, int]:
+        return decode_ledger(row.body, where=where), row.first, row.num_members
 
-def _snapshots(run_id: RunId) -> Select[Any]:
-    return select(SNAPSHOTS).where(SNAPSHOTS.c.run_id == run_id).order_by(SNAPSHOTS.c.seq.desc())
+    base = newest_base(connection, run_id, None, lambda: (Ledger(), 0, 0), read)
+    return BareBase(base.ledger[0], base.seq, base.faults, *base.ledger[1:])
 
 
 def read_entries(connection: Connection, run_id: RunId, after: int, most: int) -> list[JournaledEvent]:

@@ -78,11 +78,7 @@ class ShardedReducer(Reducer):
             RanksAway: a rank is away for longer than the patience.
             OSError: the journal cannot be read, or the manifest cannot be written.
         """
-        crash_points.reached("aggregate.before_fold")
-        plan = await begin_on_thread(self._folding, self._encoded_plan, effect)
-        folded = await self._ranks.fold(self._run_id, effect.round_id, plan, patience=self._patience)
-        crash_points.reached("aggregate.after_fold")
-        return await begin_on_thread(self._folding, self._take_over, effect, folded)
+        return (await self._folded(effect))[0]
 
     async def fold_sums(self, effect: Aggregate) -> SumsFolded:
         """Fold the secure sums of a round, like `Reducer.fold_sums`, by all ranks together; they get the streams' keys.
@@ -92,16 +88,15 @@ class ShardedReducer(Reducer):
             NoSum: no session counts; the error has the reason of each.
             UpdateDamaged, RanksAway, OSError: as `fold`.
         """
-        crash_points.reached("aggregate.before_fold")
-        plan = await begin_on_thread(self._folding, self._encoded_plan_of_sums, effect)
-        folded = await self._ranks.fold(self._run_id, effect.round_id, plan, patience=self._patience)
-        crash_points.reached("aggregate.after_fold")
-        digest = await begin_on_thread(self._folding, self._take_over, effect, folded)
+        digest, folded = await self._folded(effect)
         return SumsFolded.of(digest, decode(Outcome, folded[0].outcome.decode(), where="the outcome of a fold"))
 
-    def _encoded_plan_of_sums(self, effect: Aggregate) -> bytes:
-        rows = self._accepted([c.digest for c in effect.contributions])
-        return self._plan_of_sums(effect, rows)[0].encode()
+    async def _folded(self, effect: Aggregate) -> tuple[Digest, list[pb.Folded]]:
+        crash_points.reached("aggregate.before_fold")
+        plan = await begin_on_thread(self._folding, self._encoded_plan, effect)
+        folded = await self._ranks.fold(self._run_id, effect.round_id, plan, patience=self._patience)
+        crash_points.reached("aggregate.after_fold")
+        return await begin_on_thread(self._folding, self._take_over, effect, folded), folded
 
     def _encoded_plan(self, effect: Aggregate) -> bytes:
         plan, _ = self._plan(effect, self._accepted([c.digest for c in effect.contributions]))

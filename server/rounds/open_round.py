@@ -263,9 +263,11 @@ class OpenRound(ABC):
 
     def _abandon(self, reason: AbandonReason, now: float, detail: str) -> Effects:
         record = self.record
+        # a stopped buffer has no successor that audits its charges; sums that are open were charged before any fold
+        is_unaudited = reason is AbandonReason.STOP_REQUESTED or record.phase is Phase.SECURING
         releases = self._released_by(reason, now)
         record.phase, record.ended_at, record.abandon_reason, record.detail = Phase.ABANDONED, now, reason, detail
-        if reason is AbandonReason.STOP_REQUESTED:  # no later round audits what was charged before the fold
+        if is_unaudited:
             releases += self._audited_charge()
         return (*releases, Abandon(record.round_id, reason))
 

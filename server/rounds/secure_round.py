@@ -74,6 +74,7 @@ from atoll.server.sessions.session import Fail, Stage, Tell
 from atoll.server.sessions.session import OpenSum as OpenWith
 
 _REFUSED = FailureReason.SESSION_REFUSED
+_LOST = "a masked update was lost on the coordinator's disk"
 
 DROPPED_MAX = 6
 """Rounds in a row in which a client's sums were dropped for what was added, after which it rests."""
@@ -581,11 +582,12 @@ class SecureRound(Round):
         """Aggregate the sums that have opened, or abandon the round, once every session has ended."""
         if self.phase is not Phase.SECURING or any(self._running):
             return ()
-        self._leave_unused({each.record.session: each.record.detail for each in self._sums if not each.is_opened})
+        self._leave_unused(
+            {e.record.session: e.record.detail for e in self._sums if not e.is_opened or e.record.is_dropped}
+        )
         releases = self._release_joined(Fate.STRAGGLER, ReleaseReason.ROUND_CLOSED, now)
         if len(self._reported) < self.record.quorum:
-            why = self._why_failed()
-            return (*releases, *self._audited_charge(), *self._abandon(AbandonReason.SECURE_FAILED, now, why))
+            return (*releases, *self._abandon(AbandonReason.SECURE_FAILED, now, self._why_failed()))
         self.record.phase = Phase.AGGREGATING
         return (*releases, *self._audited_charge(), self._aggregate())
 
@@ -672,19 +674,22 @@ class SecureRound(Round):
 
     def _let_go(self, digests: Container[Digest]) -> int:
         lost = [client_id for client_id, update in self._reported.items() if update.digest in digests]
-        self._lost_sums |= {self._sessions[client_id] for client_id in lost}
+        for client_id in lost:
+            of = self._sum_of(client_id)
+            if not of.is_opened or client_id in of.survivors:
+                self._lost_sums.add(of.record.session)
         for client_id in lost:
             del self._reported[client_id]
         if self.phase is Phase.AGGREGATING:
             self._drop_lost()
+            self._leave_unused(dict.fromkeys(self._lost_sums, _LOST))
         return len(self._reported)
 
     def _drop_lost(self) -> None:
         """Drop the opened sums of which an update's file is lost: what opens them opens no smaller sum."""
         for session in self._lost_sums:
             record = self._sums[session].record
-            record.is_dropped, record.detail = True, "a masked update was lost on the coordinator's disk"
-        self._leave_unused({session: self._sums[session].record.detail for session in self._lost_sums})
+            record.is_dropped, record.detail = True, _LOST
 
     def _settled_without(self, now: float) -> Effects:
         if self.phase is not Phase.SECURING:
@@ -692,9 +697,9 @@ class SecureRound(Round):
         effects: Effects = ()
         for each in [each for each in self._running if each.record.session in self._lost_sums]:
             may_repeat = each.session is None or each.session.stage in (Stage.SHARING, Stage.MASKING)
-            why = "a masked update was lost on the coordinator's disk"
-            effects += self._fails(each, why, may_repeat=may_repeat, now=now)
-        self._lost_sums.clear()
+            effects += self._fails(each, _LOST, may_repeat=may_repeat, now=now)
+        self._lost_sums = {session for session in self._lost_sums if self._sums[session].is_opened}
+        self._drop_lost()
         return (*effects, *self._conclude(now))
 
 

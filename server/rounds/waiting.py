@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from atoll.ground.printable import conclusion
+from atoll.ground.printable import conclusion, some_of
 from atoll.protocol.vocabulary import ClientId, FailureReason, Fate, LossReason, Phase, RunState
 from atoll.server.members.membership import Membership
 from atoll.server.rounds.cohort_round import Round
@@ -104,8 +104,7 @@ class Wait:
             since = f"since {_instant(self.since)}: {self.detail}"
             return f"waiting for room on disk {since}: free some, and it continues by itself"
         names = [f"{m.client} ({m.why}{f', since {_instant(m.since)}' if m.since else ''})" for m in self.missing]
-        who = ", ".join(names[:NAMES_MAX]) + (f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else "")
-        lacking = who or "no client has joined yet: `atoll client invite NAME` invites a site"
+        lacking = some_of(names, NAMES_MAX) or "no client has joined yet: `atoll client invite NAME` invites a site"
         return f"waiting for clients since {_instant(self.since)}: {lacking}"
 
 
@@ -183,6 +182,4 @@ def why_not(membership: Membership, client_id: ClientId) -> str:
 
 def named(clients: Iterable[ClientId]) -> str:
     """Return the first few names of some clients, and the number of the others."""
-    names = sorted(clients)
-    more = len(names) - NAMES_MAX
-    return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
+    return some_of(sorted(clients), NAMES_MAX)

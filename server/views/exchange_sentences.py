@@ -4,16 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from atoll.ground.printable import conclusion, count_of, printable_size
+from atoll.ground.printable import conclusion, count_of, printable_size, some_of
 from atoll.protocol.vocabulary import ClientId, CloseReason, Fate
 from atoll.server.exchanges.exchange import Exchange, Sent
 from atoll.server.exchanges.exchange_summary import summary
 from atoll.server.views.reasons import explain_named
 
 Document = dict[str, Any]
-
-NAMES_MAX = 20
-"""Largest number of nodes that a sentence names; the others are counted."""
 
 _CLOSES = {
     CloseReason.ALL_ANSWERED: "every message was answered",
@@ -107,9 +104,7 @@ def _without_reply(exchange: Exchange, one: Sent) -> str:
 
 
 def _named(names: list[Any]) -> str:
-    unique = sorted(set(names))
-    more = f" and {len(unique) - NAMES_MAX} more" if len(unique) > NAMES_MAX else ""
-    return ", ".join(unique[:NAMES_MAX]) + more
+    return some_of(sorted(set(names)))
 
 
 def nodes_in_words(nodes: Sequence[ClientId]) -> str:

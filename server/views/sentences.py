@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from atoll.ground.printable import conclusion, lines_of, printable_size
+from atoll.ground.printable import conclusion, lines_of, printable_size, some_of
 from atoll.protocol.vocabulary import CloseReason, Fate, Phase, RejectReason
 from atoll.server.journal.codec import encode_record
 from atoll.server.rounds.record import UPDATE_LOST, CarriedRecord, ChargeRecord, ClientRecord, Outage, RoundRecord
@@ -11,9 +11,6 @@ from atoll.server.rounds.round_summary import bytes_saved
 from atoll.server.rounds.waiting import retry_of
 from atoll.server.views.reasons import explain, explain_named
 from atoll.server.views.secure_sums import member_sentence, sum_sentences
-
-NAMES_MAX = 20
-"""Largest number of clients that a sentence names; the others are counted."""
 
 
 def sentences(record: RoundRecord) -> list[str]:
@@ -99,8 +96,7 @@ _OF_A_BUFFER = {
 
 def _invitation(record: RoundRecord) -> str:
     names = sorted(record.clients)
-    shown, more = names[:NAMES_MAX], len(names) - NAMES_MAX
-    listed = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    listed = some_of(names)
     if record.mode != "sync":
         return f"{_count(len(names), 'client')} {_was(len(names))} invited while its buffer filled: {listed}."
     available = f"{record.num_candidates} available {_plural(record.num_candidates, 'client')}"
@@ -118,8 +114,7 @@ def _carried(carried: CarriedRecord, base_version: int) -> str:
 
 def _capped(record: RoundRecord) -> str:
     names = sorted(record.capped)
-    shown, more = [f"{name} ({record.capped[name]:.6g})" for name in names[:NAMES_MAX]], len(names) - NAMES_MAX
-    listed = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    listed = some_of(f"{name} ({record.capped[name]:.6g})" for name in names)
     return f"Capped by max_share: the {_plural(len(names), 'weight')} of {listed} counted as {record.weight_cap:.6g}."
 
 
@@ -138,11 +133,9 @@ def _in_buffer(row: CarriedRecord) -> str:
 
 
 def _too_old(record: RoundRecord) -> str:
-    shown, more = record.too_old[:NAMES_MAX], len(record.too_old) - NAMES_MAX
-    listed = ", ".join(
-        f"{row.client_id} (of round {row.round_id}, {_count(row.staleness, 'version')} old)" for row in shown
+    listed = some_of(
+        f"{row.client_id} (of round {row.round_id}, {_count(row.staleness, 'version')} old)" for row in record.too_old
     )
-    listed += f" and {more} more" if more > 0 else ""
     number = len(record.too_old)
     return f"{_count(number, 'invitation')} ended here, because the work was too old to count: {listed}."
 

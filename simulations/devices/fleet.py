@@ -88,10 +88,6 @@ class Fleet(Mapping[str, Device]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def is_straggler(self, client_id: str) -> bool:
-        """Return whether the client is a straggler."""
-        return bool(self.stragglers[self._places[client_id]])
-
     @property
     def is_always_awake(self) -> bool:
         """Return whether all clients are always awake."""

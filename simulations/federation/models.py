@@ -15,6 +15,7 @@ import numpy as np
 
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.stacked.rows import Rows, can_stack, fold_rows
+from atoll.ground.printable import some_of
 from atoll.ground.strict_json import ManifestError
 from atoll.plugins.place import Place
 from atoll.protocol.manifest import VersionManifest, digest_of
@@ -156,8 +157,7 @@ class Models(Versions):
         if self._config.aggregation.partial:
             return "" if update else "the update has no tensor at all"
         missing = sorted(self._names.difference(update))
-        more = f" and {len(missing) - MISSING_MAX} more" if len(missing) > MISSING_MAX else ""
-        return f"the update leaves out {', '.join(missing[:MISSING_MAX])}{more}: {PARTIAL_ACCEPTS}"
+        return f"the update leaves out {some_of(missing, MISSING_MAX)}: {PARTIAL_ACCEPTS}"
 
     @cached_property
     def row_layout(self) -> Layout | None:

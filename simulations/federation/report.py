@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.ground.durable import write_atomically
-from atoll.ground.printable import conclusion, count_of
+from atoll.ground.printable import conclusion, count_of, some_of
 from atoll.protocol.vocabulary import ClientId, Fate, RoundId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.rounds.client_evaluation import Merged, merged
@@ -35,9 +35,6 @@ from atoll.task.metrics import NOT_FINITE, Metrics, Statistics, merge, merge_ali
 
 FATES_MAX = 1000
 """Maximum number of invitations of a round whose fates are listed, and maximum number of listed failures."""
-
-NAMES_MAX = 20
-"""Maximum number of clients that the reason of a refusal lists."""
 
 REASON_MAX = 200
 """Maximum number of characters of a client's reason."""
@@ -113,12 +110,7 @@ def refusals_of(where: str, statistics: Iterable[tuple[str, Statistics]]) -> dic
             continue
         for name in names_refused(sums):
             owners.setdefault(f"{where}.{name}", []).append(owner)
-    return {name: f"{NOT_FINITE} at {_listed(of_name)}" for name, of_name in sorted(owners.items())}
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - NAMES_MAX
-    return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
+    return {name: f"{NOT_FINITE} at {some_of(of_name)}" for name, of_name in sorted(owners.items())}
 
 
 def line_of(

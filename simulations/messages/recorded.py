@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.ground.durable import write_atomically
+from atoll.ground.file_digest import sha256_of_file
 from atoll.simulations.engines.engine import Failed
 from atoll.simulations.messages.answering import Answer, Engine, Outcome, Question
 from atoll.task.arrays import Arrays
@@ -89,7 +90,7 @@ def _written(path: Path, own: Arrays) -> str:
     if not own:
         return ""
     safetensors_file.write(path, own, durable=False)
-    return _digest_of_file(path)
+    return sha256_of_file(path)
 
 
 def _read(question: Question, asked: str) -> Outcome | None:
@@ -114,7 +115,7 @@ def _piece(row: dict[str, Any]) -> Piece:
 def _own_of(path: Path, digest: str | None) -> Arrays | None:
     if not digest:
         return None if digest is None else {}
-    if _digest_of_file(path) != digest:
+    if sha256_of_file(path) != digest:
         raise ValueError(f"{path} has changed since it was written")
     return safetensors_file.read(path)
 
@@ -125,8 +126,3 @@ def _are_whole(path: Path, pieces: tuple[Piece, ...]) -> bool:
         return False
     with path.open("rb") as file:
         return all(hashlib.sha256(file.read(piece.num_bytes)).hexdigest() == piece.sha256 for piece in pieces)
-
-
-def _digest_of_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

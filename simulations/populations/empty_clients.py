@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from atoll.ground.printable import count_of
+from atoll.ground.printable import count_of, some_of
 from atoll.simulations.populations.config import PopulationConfig
 
 SHOWN_MAX = 5
@@ -33,16 +33,12 @@ def faults_of_sizes(config: PopulationConfig, sizes: Mapping[str, int]) -> Itera
 def dropping(dropped: Sequence[str], num_all: int) -> str:
     """Return the note on the omitted clients, of `num_all`."""
     what = "has no training examples and is" if len(dropped) == 1 else "have no training examples and are"
-    return f"{len(dropped)} of {count_of(num_all, 'client')} {what} left out, of evaluations too: {_listed(dropped)}"
+    names = some_of(dropped, SHOWN_MAX)
+    return f"{len(dropped)} of {count_of(num_all, 'client')} {what} left out, of evaluations too: {names}"
 
 
 def _have(sites: Sequence[str], what: str) -> str:
     """Return `site 'a' has WHAT`, or `7 sites have WHAT ('a', 'b', ...)`."""
     if len(sites) == 1:
         return f"site {sites[0]!r} has {what}"
-    return f"{count_of(len(sites), 'site')} ({_listed(list(map(repr, sites)))}) have {what}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - SHOWN_MAX
-    return ", ".join(names[:SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+    return f"{count_of(len(sites), 'site')} ({some_of(map(repr, sites), SHOWN_MAX)}) have {what}"

@@ -297,12 +297,6 @@ def _begins_in_memory(fd: int) -> bool:
     return True
 
 
-def read_block(update: StoredUpdate, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:
-    """Return one block of one update; for more blocks use an `UpdateReader`."""
-    with UpdateReader(update) as reader:
-        return reader.read(tensor, start, stop)
-
-
 @dataclass(frozen=True, slots=True)
 class _Box:
     """A box as runs: `run` elements that lie side by side both in the tensor and in the file.

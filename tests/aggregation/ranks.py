@@ -16,6 +16,7 @@ from atoll.tensors.layout import Layout, Piece
 from atoll.tensors.ownership import owned_pieces
 from atoll.tensors.pieces import cut_layout, first_element, piece_bytes_of
 from atoll.tensors.updates.reader import UpdateReader, stored_model
+from tests.waiting import BOUND_S
 
 
 class Threads:
@@ -32,9 +33,9 @@ class Threads:
         self.sent_bytes += sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)
         try:
             self._table[self.rank] = parts
-            self._barrier.wait(20)
+            self._barrier.wait(BOUND_S)
             received = [of_rank[self.rank].copy() for of_rank in self._table]
-            self._barrier.wait(20)
+            self._barrier.wait(BOUND_S)
         except threading.BrokenBarrierError as error:
             raise ExchangeBroken("a rank is gone") from error
         return received

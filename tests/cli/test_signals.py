@@ -64,7 +64,7 @@ def test_a_process_that_waits_to_enrol_ends_in_order(
         process.send_signal(signal.SIGHUP)
         await_line(log, "SIGHUP: a service keeps running", process)
         process.send_signal(number)
-        assert process.wait(10) == 0
+        assert process.wait(BOUND_S) == 0
     finally:
         process.kill()
         process.wait()

@@ -35,7 +35,7 @@ async def test_a_message_is_answered_and_its_reply_uploaded(tmp_path, caplog):
         await coordinator.accepted.wait()
         assert coordinator.hellos[0].takes_messages
         (order,) = runner.orders
-        assert (order.kind, order.group, order.number, order.seed) == ("query.stats", "3", 7, 7)
+        assert (order.kind, order.group, order.round_id, order.seed) == ("query.stats", "3", 7, 7)
         manifest = parse_update(coordinator.opened[-1].manifest)
         assert (manifest.round_id, manifest.base_digest) == (7, version.digest)
         received, at, tensors = bytes(coordinator.received[manifest.digest]), 0, {}
@@ -84,7 +84,7 @@ async def test_a_worker_answers_with_the_message_of_its_task(tmp_path):
             group="1",
             message=tmp_path / "message",
             out=state.work / "reply",
-            number=1,
+            round_id=1,
             seed=3,
             local={},
             own_out=state.work / "own",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from atoll.drills.kills import NoProcess, kill, kill_again_and_again
+from tests.waiting import BOUND_S
 
 SLEEPER = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 
@@ -33,7 +34,7 @@ def test_what_a_file_names_is_killed_at_each_instant(tmp_path: Path, started: li
 
     def note(did: str, **details: Any) -> None:
         events.append({"did": did, **details})
-        assert started[-1].wait(30) == -9
+        assert started[-1].wait(BOUND_S) == -9
 
     killed = kill_again_and_again(path, every_s=1.0, for_s=5.0, seed=2, on_event=note, sleep=supervise)
     assert 3 <= killed == len(started) <= 10

@@ -3,12 +3,13 @@
 In each cycle the coordinator, or the agent of a site with a budget, is killed at one of its crash points by
 `ATOLL_CRASH_AT`. While it is dead, what is on disk is read: neither the run nor the site has spent less than before,
 each version is charged to its clients in the run, and each update in a version to its site. Then it starts again, with
-the next point.
+the next point. The processes start warm (`tests.warm`): a cycle takes a second.
 """
 
 import argparse
 import itertools
 import json
+import os
 import signal
 import subprocess
 import tempfile
@@ -23,6 +24,7 @@ from tests.cli.invoking import shown
 from tests.federation.processes import Federation, ended_after
 from tests.simulations.federation.simulating import TASK
 from tests.waiting import BOUND_S
+from tests.warm import start
 
 SITES = ("c", "b")
 """The first one's agent is killed."""
@@ -165,6 +167,8 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=54, help="kills in all")
     parser.add_argument("--unit", choices=("client", "example"), default="example", help="of the guarantee")
     given, begun = parser.parse_args(), time.monotonic()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    start.install()
     places = [(name, point) for name, points in POINTS.items() for point in points if given.unit in units_of(point)]
     cycles = itertools.islice(itertools.cycle(places), given.cycles)
     with tempfile.TemporaryDirectory(prefix="atoll-deaths-") as folder:

@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 ATOLL = str(Path(sys.executable).with_name("atoll"))
 TASK = str(Path(__file__).with_name("misbehaving_sites_task.py")) + ":task"
 RECORDED = "ATOLL_TEST_RECORD"
+ENDLESS_S = 4 * BOUND_S
+"""Deadline of a round whose end is not the deadline: the wait of the test is over earlier."""
 PATCHED = {DIVIDED: "benchmarks.dividing", RECORDED: "tests.federation.recorded"}
 """Modules that patch an agent before they run the command line, by the variable of the environment that they read."""
 
@@ -50,6 +52,7 @@ class Federation:
 
     def coordinator(self, *, environment=(), stay=False, extra=(), **settings):
         keys = {"name": "trouble", "rounds": 2, "coordinator.listen": self.address}
+        keys["round.deadline"] = ENDLESS_S
         keys["coordinator.enrol"] = "127.0.0.1:0"
         keys |= {key.replace("__", "."): value for key, value in settings.items()}
         overrides = [part for key, value in keys.items() for part in ("--set", f"{key}={_toml(value)}")]

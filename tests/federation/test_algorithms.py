@@ -9,6 +9,7 @@ import torch
 from atoll.tensors.safetensors_file import read
 from tests.federation import shifted_sites_task
 from tests.federation.processes import federation
+from tests.waiting import BOUND_S
 
 TASK = str(Path(__file__).with_name("quadratics_task.py")) + ":task"
 BANKS = str(Path(__file__).with_name("shifted_sites_task.py")) + ":task"
@@ -39,7 +40,6 @@ SCAFFOLD = {
     "aggregation__num_clients": 2,
     "local.epochs": 10,
     "local.batch_size": '"none"',
-    "round__deadline": 60,
 }
 CRASHES = {
     "a": [
@@ -60,7 +60,7 @@ def test_scaffold_follows_the_paper_wherever_agents_are_killed(tmp_path):
         for number in range(2):
             dying = {site: it.agent(site, environment={"ATOLL_CRASH_AT": CRASHES[site][number]}) for site in "ab"}
             for site, process in dying.items():
-                assert process.wait(60) == -9, it.log(site)
+                assert process.wait(BOUND_S) == -9, it.log(site)
         for site in "ab":
             it.agent(site)
         assert it.wait_for_end() == 0, it.log("coordinator")
@@ -86,7 +86,7 @@ def test_an_agent_that_has_lost_its_variate_says_so_and_does_not_spoil_the_model
         it.coordinator(rounds=2, round__quorum=1, **BOTH, **SCAFFOLD)
         it.agent("a")
         dying = it.agent("b", environment={"ATOLL_CRASH_AT": "agent.answered"})
-        assert dying.wait(60) == -9, it.log("b")
+        assert dying.wait(BOUND_S) == -9, it.log("b")
         for path in (it.folder / "b" / "personal").iterdir():
             path.unlink()
         it.agent("b")
@@ -111,7 +111,7 @@ def test_batch_norms_stay_at_their_sites_and_each_site_measures_with_its_own(tmp
         it.coordinator(rounds=3, seed=5, round__cohort_size=2, round__min_available=2, pause=0.2, **settings)
         it.agent("a")
         dying = it.agent("b", environment={"ATOLL_CRASH_AT": "agent.answered:2"})
-        assert dying.wait(60) == -9, it.log("b")
+        assert dying.wait(BOUND_S) == -9, it.log("b")
         it.agent("b")
         assert it.wait_for_end() == 0, it.log("coordinator")
         version = models(it, 3)[-1]

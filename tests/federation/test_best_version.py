@@ -8,6 +8,7 @@ from tests.cli.invoking import ran
 from tests.federation.processes import federation
 from tests.simulations.federation import line_task
 from tests.simulations.federation.simulating import TASK, model, simulate
+from tests.waiting import BOUND_S
 
 CLIENTS = {"evaluation__server_every": 0, "evaluation__clients_every": 1}
 RULES = {"model__best": "loss", "stop__metric": "loss", "stop__patience": 2}
@@ -58,7 +59,7 @@ def test_a_killed_coordinator_ends_early_where_a_simulation_does_and_has_the_bes
 def test_what_is_never_measured_is_refused_before_the_run_begins(tmp_path):
     with federation(tmp_path, task=TASK) as it:
         process = it.coordinator(name="refused", model__best="auroc", stop__metric="f1", stop__patience=3)
-        assert process.wait(150) == 2
+        assert process.wait(BOUND_S) == 2
         log = it.log("coordinator")
     assert "model.best: got 'auroc'; allowed: accuracy, loss" in log
     assert "stop.metric: got 'f1'; allowed: accuracy, loss" in log

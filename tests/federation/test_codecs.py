@@ -8,6 +8,7 @@ import pytest
 
 from atoll.tensors.safetensors_file import read
 from tests.federation.processes import federation
+from tests.waiting import BOUND_S
 
 DRIFTING = str(Path(__file__).with_name("drifting_task.py")) + ":task"
 ROUNDS = 4
@@ -17,11 +18,11 @@ def model_after(folder, *, crash_at=None, **settings):
     """The bytes of the last version; `crash_at`: where one agent dies in its second round, to be started again."""
     folder.mkdir()
     with federation(folder, task=DRIFTING) as it:
-        it.coordinator(rounds=ROUNDS, round__cohort_size=2, round__deadline=60, evaluation__server_every=0, **settings)
+        it.coordinator(rounds=ROUNDS, round__cohort_size=2, evaluation__server_every=0, **settings)
         it.agent("a")
         it.agent("b", environment={"ATOLL_CRASH_AT": f"{crash_at}:2"} if crash_at else {})
         if crash_at:
-            assert it.running["b"].wait(60) == -signal.SIGKILL
+            assert it.running["b"].wait(BOUND_S) == -signal.SIGKILL
             it.agent("b")
         assert it.wait_for_end() == 0
         shown = it.show("round", "list")

@@ -32,7 +32,7 @@ def kill_in_round_2(it, settings):
 @pytest.mark.parametrize("database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)], indirect=True)
 def test_followers_of_a_killed_coordinator_miss_nothing_and_repeat_nothing(tmp_path, database_url):
     with federation(tmp_path) as it:
-        settings = {"rounds": ROUNDS, "round__cohort_size": 2, "round__deadline": 60, "round__quorum": 2}
+        settings = {"rounds": ROUNDS, "round__cohort_size": 2, "round__quorum": 2}
         if database_url:
             settings["coordinator__database"] = database_url
         it.coordinator(**settings)
@@ -78,7 +78,6 @@ def test_a_follower_elsewhere_goes_on_after_its_last_entry_when_the_coordinator_
         settings = {
             "rounds": ROUNDS,
             "round__cohort_size": 2,
-            "round__deadline": 60,
             "coordinator__admin": free_address(),
         }
         it.coordinator(stay=True, **settings)

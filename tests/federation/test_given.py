@@ -9,6 +9,7 @@ from tests.cli.invoking import ran, shown
 from tests.federation.processes import federation
 from tests.simulations.federation import scheduled_task
 from tests.simulations.federation.simulating import simulate
+from tests.waiting import BOUND_S
 
 TASK = str(Path(scheduled_task.__file__)) + ":task"
 SCALES = {site: 1.0 + number / 4 for number, site in enumerate(scheduled_task.SITES)}
@@ -98,5 +99,5 @@ def test_a_setting_that_no_task_declares_ends_the_agent_with_its_name(tmp_path):
     with federation(tmp_path, task=TASK) as it:
         it.coordinator(round__cohort_size=4)
         agent = it.agent("a", **{"task.scal": 2.0})
-        assert agent.wait(timeout=120) == 2
+        assert agent.wait(BOUND_S) == 2
         assert "task.scal: unknown key (known, from the settings of" in it.log("a")

@@ -3,6 +3,7 @@
 import re
 import shutil
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tests.federation.test_federation import model
 from tests.federation.test_ranks import rows_of
 
 ADDRESS = r"127\.0\.0\.1:\d+"
-FAST = {"coordinator__lease": 3.0, "round__cohort_size": 3, "round__quorum": 3, "round__deadline": 100}
+FAST = {"coordinator__lease": 10.0, "round__cohort_size": 3, "round__quorum": 3, "round__deadline": 100}
 TWICE = re.compile(rf"client a is used twice: the process at {ADDRESS} has the place, and the one at {ADDRESS} asks")
 TOLD = re.compile(f"the coordinator says: two agents use this site's name: {TWICE.pattern}")
 TAKEN = re.compile(rf"another agent uses this site's name: .*{ADDRESS}.*; trying again in")
@@ -46,8 +47,9 @@ def each_counted_once(it, version):
 def test_a_second_agent_of_a_name_is_refused_and_both_addresses_are_told(tmp_path):
     with federation(tmp_path) as it:
         it.coordinator(rounds=3, **FAST)
+        begun = time.monotonic()
         used_twice(it)
-        assert TAKEN.search(it.log("double"))
+        it.wait_for(lambda: TAKEN.search(it.log("double")))
         it.wait_for(lambda: TOLD.search(it.log("a")))
         assert clients(it)["a"]["connected"]
         assert TWICE.search(clients(it)["a"]["name_conflict"])
@@ -58,7 +60,7 @@ def test_a_second_agent_of_a_name_is_refused_and_both_addresses_are_told(tmp_pat
         it.agent("c")
         assert it.wait_for_end() == 0
         each_counted_once(it, 3)
-        assert count(TWICE, it.log("coordinator")) == 1, "once in a minute"
+        assert 1 <= count(TWICE, it.log("coordinator")) <= 1 + (time.monotonic() - begun) // 60, "once in a minute"
         assert "another agent" not in it.log("a")
         assert "invited" not in it.log("double")
 

@@ -11,9 +11,10 @@ from atoll.tensors.safetensors_file import read
 from benchmarks.sums_evidence import faults_of_promises, promises_of
 from tests.cli.invoking import shown
 from tests.federation.processes import federation
+from tests.waiting import BOUND_S
 
 PRIVATE = {
-    **{"round__cohort_size": 5, "round__quorum": 4, "rounds": 3, "secure__stage_timeout": 20},
+    **{"round__cohort_size": 5, "round__quorum": 4, "rounds": 3, "secure__stage_timeout": 120},
     **{"aggregation__weighting": "uniform", "secure__clip_norm": 300.0, "evaluation__server_every": 0},
     **{"privacy__clip_norm": 300.0, "privacy__epsilon": 8.0, "privacy__delta": 1e-5, "privacy__noise_by": "clients"},
 }
@@ -56,7 +57,7 @@ def test_the_agents_noise_is_in_the_sum_and_a_killed_process_changes_no_charge(t
             it.agent(site)
         it.agent("e", policy=str(policy), environment={"ATOLL_CRASH_AT": step} if is_agent else {})
         dying = "e" if is_agent else "coordinator"
-        assert it.running[dying].wait(60) == -signal.SIGKILL, f"{dying} did not come to its step"
+        assert it.running[dying].wait(BOUND_S) == -signal.SIGKILL, f"{dying} did not come to its step"
         if is_agent:
             it.agent("e", policy=str(policy))
         else:

@@ -27,6 +27,8 @@ RUNS = {
     "adam": 'rounds = 2\noptimizer.name = "fedadam"',
     "krum": 'rounds = 1\naggregation = {rule = "multi_krum", malicious = 0, num_selected = 2}',
 }
+UPDATES = {"mean": 3, "adam": 2, "krum": 1}
+"""Rounds of each run."""
 MAX_CONNECTIONS = 7
 MODEL_BYTES = 4 * (23 << 17)
 UPDATE_BYTES = MODEL_BYTES + 8
@@ -95,27 +97,45 @@ def run_all(folder, num_ranks, names, *, is_killed=False):
             "digests": {name: digests(it, f"{name}-1") for name in names},
             "measured": {name: [row.statistics for row in it.history().evaluations(f"{name}-1")] for name in names},
         }
-        time.sleep(1.1)  # the ranks report once a second
+        if is_killed:
+            time.sleep(1.1)  # the ranks report once a second
+        else:
+            total = sum(UPDATES[name] for name in names) * len(SITES) * UPDATE_BYTES
+            it.wait_for(lambda: received_by_all(it) == total and exchanged_by_all(it) > exchanged_at_least(num_ranks))
         look(it, num_ranks, names, is_killed=is_killed)
         if num_ranks == 2:
             look_at_the_commands(it)
     return found
 
 
+def received_by_all(it):
+    """Return the bytes that ranks and coordinator have received."""
+    rows, received = rows_of(it)
+    return received + sum(row.received_bytes for row in rows)
+
+
+def exchanged_by_all(it):
+    """Return the bytes that ranks have sent to each other."""
+    return sum(row.exchanged_bytes for row in rows_of(it)[0])
+
+
+def exchanged_at_least(num_ranks):
+    """Return the bytes of the exchanges of two ranks: of each sum all ranks but its owner send a part."""
+    return (num_ranks - 1) * ACCUMULATOR_BYTES * (UPDATES["mean"] + UPDATES["adam"]) if num_ranks == 2 else -1
+
+
 def look(it, num_ranks, names, *, is_killed):
     """What is true of a federation on ranks when all of its rounds are committed."""
     rows, received = rows_of(it)
-    updates = {"mean": 3, "adam": 2, "krum": 1}
     assert len(rows) == num_ranks
     if num_ranks:
         assert received == 0
     if not is_killed:
-        total = sum(updates[name] for name in names) * len(SITES) * UPDATE_BYTES
+        total = sum(UPDATES[name] for name in names) * len(SITES) * UPDATE_BYTES
         assert received + sum(row.received_bytes for row in rows) == total, "each update is received once"
         assert all(row.received_bytes > 0 and row.sent_bytes > 0 for row in rows)
-    if num_ranks == 2 and not is_killed:  # of each sum all ranks but its owner send a part
-        optimum = (num_ranks - 1) * ACCUMULATOR_BYTES * (updates["mean"] + updates["adam"])
-        assert sum(row.exchanged_bytes for row in rows) > optimum
+    if num_ranks == 2 and not is_killed:
+        assert sum(row.exchanged_bytes for row in rows) > exchanged_at_least(num_ranks)
     for pid in pids_of_ranks(it):
         assert f"--set=max_connections={MAX_CONNECTIONS}" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     shards = sorted(it.state.glob("aggregators/*/runs/mean-1/*/*.safetensors"))

@@ -1,6 +1,7 @@
 """Several runs, and backups, with real processes that are killed."""
 
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -49,8 +50,11 @@ def test_two_runs_killed_in_mid_round_end_with_the_models_of_undisturbed_ones(tm
         assert start(it, "other", 2) == ("other-1", "running")
         for site in ("a", "b"):
             it.agent(site, environment=SLOW, exit_when_done=False)
+        it.wait_for(lambda: "b joined" in it.log("coordinator"))
+        it.running["b"].send_signal(signal.SIGSTOP)  # so that neither run ends meanwhile
         it.wait_for(lambda: in_round(it, "trouble-1") and in_round(it, "other-1"))
         it.kill("coordinator")
+        it.running["b"].send_signal(signal.SIGCONT)
         it.coordinator(rounds=2, stay=True, **SETTINGS)
         for run in ("trouble-1", "other-1"):
             it.wait_for(lambda run=run: it.history().run(run).state == "finished")

@@ -9,6 +9,7 @@ from tests.federation.test_pinned_sites import actions_of, check_sums, introduce
 from tests.federation.test_secure_sums import SECURE
 from tests.simulations.federation import line_task
 from tests.simulations.federation.simulating import TASK
+from tests.waiting import BOUND_S
 
 SETTINGS = {**SECURE, "evaluation__server_every": 0, "evaluation__clients_every": 1, "secure__metrics__accuracy": 2}
 
@@ -37,7 +38,7 @@ def test_sites_that_demand_sums_evaluate_in_them_and_one_that_is_killed_is_left_
         introduced(it)
         started(it, "abc")
         policy = str(it.folder / "d.toml")
-        it.agent("d", policy=policy, environment={"ATOLL_CRASH_AT": "agent.promised/joined:2"}).wait(60)
+        it.agent("d", policy=policy, environment={"ATOLL_CRASH_AT": "agent.promised/joined:2"}).wait(BOUND_S)
         it.agent("d", policy=policy)
         assert it.wait_for_end() == 0, it.log("coordinator")
         found = sums_of(it)
@@ -61,7 +62,7 @@ def test_a_coordinator_that_is_killed_in_an_evaluation_opens_the_same_sums(tmp_p
         it.coordinator(**settings, environment={"ATOLL_CRASH_AT": step})
         for site in "abcd":
             it.agent(site)
-        it.running["coordinator"].wait(60)
+        it.running["coordinator"].wait(BOUND_S)
         it.coordinator(**settings)
         assert it.wait_for_end() == 0, it.log("coordinator")
         for name, sums in measured(it, 1, "abcd").items():

@@ -15,6 +15,7 @@ from benchmarks.sums_evidence import faults_of_promises, left_behind, promises_o
 from tests.cli.invoking import said
 from tests.federation.processes import RECORDED, ROOT, federation
 from tests.federation.recorded import KINDS
+from tests.waiting import BOUND_S
 
 SECURE = {
     "secure__clip_norm": 300.0,
@@ -22,7 +23,7 @@ SECURE = {
     "secure__examples_max": 200,
     "round__cohort_size": 4,
     "round__quorum": 3,
-    "secure__stage_timeout": 20,
+    "secure__stage_timeout": 120,
 }
 
 
@@ -62,7 +63,7 @@ def test_a_site_that_is_killed_in_its_session_costs_the_others_nothing(tmp_path)
         it.coordinator(**SECURE, rounds=2)
         for site in "abc":
             it.agent(site)
-        it.agent("d", environment={"ATOLL_CRASH_AT": "agent.masked"}).wait(60)
+        it.agent("d", environment={"ATOLL_CRASH_AT": "agent.masked"}).wait(BOUND_S)
         it.agent("d")
         assert it.wait_for_end() == 0
         first, *_ = it.rounds()
@@ -78,7 +79,7 @@ def test_a_site_that_is_killed_behind_a_promise_says_so_and_the_round_does_not_w
         it.coordinator(**SECURE, rounds=2, round__failure_rest=0.0)
         for site in "abc":
             it.agent(site)
-        it.agent("d", environment={"ATOLL_CRASH_AT": step}).wait(60)
+        it.agent("d", environment={"ATOLL_CRASH_AT": step}).wait(BOUND_S)
         it.agent("d")
         assert it.wait_for_end() == 0
         first, _second = it.rounds()
@@ -87,7 +88,7 @@ def test_a_site_that_is_killed_behind_a_promise_says_so_and_the_round_does_not_w
             assert first.clients["d"].sum.left.startswith("session_lost")
         else:  # its masked update was in, and the others' signatures are enough
             assert (first.clients["d"].fate, first.clients["d"].sum.signed_at) == ("reported", None)
-        assert first.ended_at - first.opened_at < 60
+        assert first.ended_at - first.opened_at < SECURE["secure__stage_timeout"]
         np.testing.assert_allclose(model(it, 2), np.full(50_000, 2, np.float32), rtol=1e-6)
         assert faults_of_promises(promises_of(it.folder / "d")) == []
         assert it.wait_for_end("d") == 0
@@ -102,7 +103,7 @@ def test_two_sites_that_are_killed_before_their_masked_updates_cost_a_round_and_
         for site in "cd":
             it.agent(site, environment={"ATOLL_CRASH_AT": "agent.promised/joined:1"})
         for site in "cd":
-            it.running[site].wait(60)
+            it.running[site].wait(BOUND_S)
             it.agent(site)
         assert it.wait_for_end() == 0
         first, *_, last = it.rounds()
@@ -118,7 +119,7 @@ def test_a_coordinator_that_is_killed_in_a_session_opens_the_same_sum(tmp_path, 
         it.coordinator(**SECURE, rounds=2, environment={"ATOLL_CRASH_AT": step})
         for site in "abcd":
             it.agent(site)
-        it.running["coordinator"].wait(60)
+        it.running["coordinator"].wait(BOUND_S)
         it.coordinator(**SECURE, rounds=2)
         assert it.wait_for_end() == 0
         for site in "abcd":
@@ -138,9 +139,9 @@ def test_after_the_commit_no_state_directory_has_an_update_a_key_a_seed_or_a_sha
         it.coordinator(**SECURE, rounds=2, environment={**size, "ATOLL_CRASH_AT": "aggregate.after_fold"})
         for site in "abc":
             it.agent(site, environment=watched)
-        it.agent("d", environment={**watched, "ATOLL_CRASH_AT": "agent.promised/signed"}).wait(60)
+        it.agent("d", environment={**watched, "ATOLL_CRASH_AT": "agent.promised/signed"}).wait(BOUND_S)
         it.agent("d", environment=watched)
-        it.running["coordinator"].wait(60)
+        it.running["coordinator"].wait(BOUND_S)
         there, inputs = opened_by(it.state), secrets_of(record, {"plain", "encoded"})
         assert files_with(it.state, there), "the shares and what they open are there until the commit"
         assert files_with(it.folder, inputs), "and so are the encoded updates at their sites"

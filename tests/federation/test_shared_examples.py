@@ -11,6 +11,7 @@ from atoll.tensors.safetensors_file import read
 from benchmarks.sums_evidence import faults_of_promises, promises_of
 from tests.federation.processes import federation
 from tests.federation.quiet_task import SITES
+from tests.waiting import BOUND_S
 
 TASK = str(Path(__file__).with_name("quiet_task.py")) + ":task"
 CLIP, Z, RATE, BATCH, HONEST, DELTA, ROUNDS = 2.0, 3.0, 0.5, 4.0, 3, 1e-2, 3
@@ -39,7 +40,7 @@ def test_the_sum_has_the_noise_of_one_step_and_a_killed_agent_changes_no_charge(
         it.coordinator(**SHARED)
         for site in SITES[:-1]:
             it.agent(site, threads=1, policy=str(policy))
-        it.agent("e", threads=1, environment={"ATOLL_CRASH_AT": "agent.masked"}).wait(300)
+        it.agent("e", threads=1, environment={"ATOLL_CRASH_AT": "agent.masked"}).wait(BOUND_S)
         it.agent("e", threads=1)
         assert it.wait_for_end() == 0, it.log("coordinator")
         run, claim = it.show("run", "show", "shared-1"), it.show("privacy", "show", "shared-1")

@@ -12,6 +12,7 @@ from tests.federation.processes import federation
 from tests.federation.test_privacy import atoll
 from tests.simulations.federation import line_task
 from tests.simulations.federation.simulating import TASK
+from tests.waiting import BOUND_S
 
 FIRST, SECOND = line_task.SITES[:2]
 SETTINGS: dict[str, Any] = {
@@ -55,12 +56,12 @@ def test_a_site_spends_one_budget_over_kills_and_coordinators_and_a_put_back_led
         it.coordinator(**SETTINGS)
         it.agent(SECOND, threads=1, policy=policies[SECOND])
         crashes = {"ATOLL_CRASH_AT": "agent.charged:1"}
-        it.agent(FIRST, threads=1, policy=policies[FIRST], environment=crashes).wait(60)
+        it.agent(FIRST, threads=1, policy=policies[FIRST], environment=crashes).wait(BOUND_S)
         assert budget_of(tmp_path, FIRST)["charges"] == 1, "the charge is durable before the work"
         older = tmp_path / "older"
         shutil.copytree(shared[FIRST], older)
         crashes = {"ATOLL_CRASH_AT": "agent.uploaded:2"}
-        it.agent(FIRST, threads=1, policy=policies[FIRST], environment=crashes).wait(60)
+        it.agent(FIRST, threads=1, policy=policies[FIRST], environment=crashes).wait(BOUND_S)
         it.agent(FIRST, threads=1, policy=policies[FIRST])
         assert it.wait_for_end() == 0
         [first, second] = (budget_of(tmp_path, site) for site in shared)
@@ -71,7 +72,7 @@ def test_a_site_spends_one_budget_over_kills_and_coordinators_and_a_put_back_led
     with federation(tmp_path / "second", task=TASK) as it:
         for site in shared:
             (tmp_path / "second" / f"{site}.toml").write_text(policies[site].read_text())
-        it.coordinator(name="again", **SETTINGS | {"round__deadline": 30.0})
+        it.coordinator(name="again", **SETTINGS)
         for site in shared:
             it.agent(site, threads=1, policy=policies[site])
         it.wait_for(lambda: "the budget of data set 'lines' is spent: epsilon 2.5" in it.log(FIRST))
@@ -93,7 +94,7 @@ def test_a_site_spends_one_budget_over_kills_and_coordinators_and_a_put_back_led
 def test_a_plain_run_is_refused_at_a_site_whose_data_has_a_budget_and_the_record_says_so(tmp_path):
     plain = {name: value for name, value in SETTINGS.items() if not name.startswith("privacy")}
     with federation(tmp_path, task=TASK) as it:
-        it.coordinator(**plain | {"rounds": 1, "round__quorum": 1, "round__deadline": 60})
+        it.coordinator(**plain | {"rounds": 1, "round__quorum": 1})
         it.agent(FIRST, threads=1, policy=policy(tmp_path, FIRST, tmp_path / "ledger", 2.0))
         it.agent(SECOND, threads=1)
         assert it.wait_for_end() == 0

@@ -91,7 +91,7 @@ def test_each_policy_lets_leave_what_it_says_and_the_reasons_are_shown(tmp_path)
         "c": "metrics_min_sites = 3\n",
         "d": 'metrics = "none"\n',
     }
-    run, sites, round_, text = deployed(tmp_path, policies, evaluation__deadline=20.0)
+    run, sites, round_, text = deployed(tmp_path, policies, evaluation__deadline=120.0)
     assert run["metrics"]["3"]["clients"]["accuracy"] is not None, "three sites have answered"
     assert not sites["evaluation"]["sites"], "of two in sums alone and one shown, the sum would tell two apart"
     assert sites["training"]["sites"].keys() == {"a"}

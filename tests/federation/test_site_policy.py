@@ -3,6 +3,7 @@
 from tests.cli.invoking import shown
 from tests.client.policy.test_gate import written
 from tests.federation.processes import federation
+from tests.waiting import BOUND_S
 
 ALL = 'tasks = ["*"]\nruns = ["trouble-*"]\n'
 
@@ -12,11 +13,11 @@ def test_what_a_site_does_not_allow_is_refused_on_the_record_and_the_rounds_go_o
     for site, rule in {"b": 'approval = "each_run"\n', "c": "rounds_per_day = 1\n"}.items():
         (tmp_path / f"{site}.toml").write_text(ALL + rule)
     with federation(tmp_path) as it:
-        it.coordinator(round__cohort_size=3, round__quorum=1, rounds=6, round__deadline=60)
+        it.coordinator(round__cohort_size=3, round__quorum=1, rounds=6)
         it.agent("a", environment={"TROUBLE_SLEEP": "0.5"})
         it.agent("b", policy=tmp_path / "b.toml")
         died = it.agent("c", policy=tmp_path / "c.toml", environment={"ATOLL_CRASH_AT": "agent.downloaded"})
-        died.wait(40)
+        died.wait(BOUND_S)
         it.agent("c", policy=tmp_path / "c.toml")
         it.wait_for(lambda: it.rounds() and it.rounds()[0].clients["b"].reason == "awaits_approval")
         assert shown("site", "approve", "trouble-1", "--state", tmp_path / "b")["standing"] == "approved"

@@ -93,7 +93,6 @@ MONOTONIC = {
     "parallel/mesh_client/orders.py",
     "parallel/mesh_client/supervisor/shared_folder.py",
     "parallel/mesh_client/supervisor/terms.py",
-    "parallel/engine/forked.py",
     "parallel/launch/line.py",
     "parallel/launch/meeting.py",
     "training/worker/inbox.py",

@@ -22,7 +22,7 @@ def main(grid):
         nodes = grid.nodes()[:2]
         noise = random.random() + float(np.random.random())  # seeded by the run
         content = Content({"step": step, "noise": noise}, {"w": weights, "flag": np.array([step % 2 == 0])})
-        replies = grid.send([Outgoing(node, "train", content, str(step)) for node in nodes], timeout=60)
+        replies = grid.send([Outgoing(node, "train", content, str(step)) for node in nodes], timeout=600)
         assert [reply.node for reply in replies] == nodes, replies
         assert not any(reply.error for reply in replies), replies
         weights = np.mean([reply.content.arrays["w"] for reply in replies], axis=0)

@@ -152,9 +152,10 @@ def test_a_program_that_is_killed_goes_on_with_the_same_digests(place, tmp_path,
 
 def test_a_killed_coordinator_and_a_killed_agent_change_nothing(tmp_path, undisturbed):
     with federation(tmp_path, task=TASK) as it:
-        started(it)
+        started(it, environment={"WAITS_AT": "step 2"})
         it.agent("north")
         it.agent("south")
+        it.wait_for((it.state / "runs" / "talk-1" / "program" / "waits").exists)  # the program is not over
         for number, name in ((3, "coordinator"), (6, "south"), (9, "coordinator")):
             it.wait_for(lambda number=number: f"exchange {number}: " in it.log("coordinator"))
             it.kill(name)

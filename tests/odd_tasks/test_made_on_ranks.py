@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.exchange import initial
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.job import JobRefused
@@ -17,6 +16,7 @@ from tests.odd_tasks.cells import compare, has_chain
 from tests.odd_tasks.table import TASKS
 from tests.odd_tasks.tasks import made
 from tests.parallel.engine.cases import plan
+from tests.parallel.forked import run_ranks
 from tests.parallel.trainer.training import run
 
 NAMES = [name for name, (reference, _) in TASKS.items() if reference.startswith(f"{made.__name__}:")]

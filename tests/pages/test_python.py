@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from torch import distributed as dist
 
-from atoll.parallel.engine.forked import run_ranks
 from tests.pages.blocks import PAGES, blocks_of
+from tests.parallel.forked import run_ranks
 
 LANGUAGE = "python"
 BLOCKS = {

@@ -36,7 +36,7 @@ def begin_run(folder: Path, address: str) -> None:
         for site in SITES:
             invited = f"$(atoll client invite {site})"
             shell.run(f"atoll agent task.py:task --site {site} --config agent.toml --join {invited}", "the run")
-        until = time.monotonic() + BOUND_S
+        until = time.monotonic() + 2 * BOUND_S  # of many commands
         while _committed(folder) < NUM_ROUNDS:
             assert time.monotonic() < until, shell.output
             time.sleep(0.1)

@@ -2,7 +2,7 @@
 
 A start of ranks costs a third of a second, and the first use of DDP, `fully_shard` or a pipeline in a process as much
 again: tests that only compute share the ranks of their session (`call_on_ranks`). A test that kills a rank or
-measures its memory starts its ranks (`forked.run_ranks`, with the same arguments).
+measures its memory starts its ranks (`run_ranks`, with the same arguments).
 
 What a function leaves behind does not reach the next one. Random states, environment, working directory, the defaults
 of torch are set back. A function that fails or does not end, or that has given another value to a name of a module (a
@@ -32,7 +32,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from atoll.parallel.engine.forked import FROZEN, PRELOAD, RankFailed, run_ranks
+from atoll.parallel.engine.forked import FROZEN, PRELOAD, RankFailed
+from tests.parallel.forked import run_ranks
 
 RANKS = 4
 GRACE_S = 2.0

@@ -118,9 +118,9 @@ def test_every_group_of_a_block_has_its_timeout() -> None:
 
 def slow_first_rank() -> list[int]:
     """The ranks in their order, of which the first comes two seconds after the others stop to wait."""
-    with process_group(read_world(), timeout_s=1.0), patient_ranks() as ranks:
+    with process_group(read_world(), timeout_s=3.0), patient_ranks() as ranks:
         if ranks.is_first:
-            time.sleep(3.0)
+            time.sleep(5.0)
         return ranks.gather(ranks.rank)
 
 

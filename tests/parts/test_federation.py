@@ -10,6 +10,7 @@ from atoll.protocol.vocabulary import RunState
 from atoll.server.journal.holder import running_coordinator
 from benchmarks.dividing import VARIABLE
 from tests.federation.processes import federation
+from tests.waiting import BOUND_S
 
 TASK = str(Path(__file__).with_name("parted_task.py")) + ":task"
 SITES = {"a": "", "b": "rows:4", "c": "grid:6"}
@@ -76,11 +77,11 @@ def test_parts_make_the_model_that_whole_updates_make(tmp_path, whole, num_ranks
 def test_an_agent_that_dies_while_it_spools_its_parts_sends_one_update(tmp_path, step):
     """A folder without its root is no update: it is trained again; with it, it is sent."""
     with federation(tmp_path, task=TASK) as it:
-        it.coordinator(rounds=2, round__cohort_size=2, round__deadline=60)
+        it.coordinator(rounds=2, round__cohort_size=2)
         it.agent("a")
         divided = {VARIABLE: "stripes:4"}
         it.agent("b", environment=divided | {"ATOLL_CRASH_AT": step})
-        assert it.running["b"].wait(60) == -signal.SIGKILL
+        assert it.running["b"].wait(BOUND_S) == -signal.SIGKILL
         [left] = (tmp_path / "b" / "spool").iterdir()
         assert (left / "root.json").exists() == step.startswith("agent.root_spooled")
         it.agent("b", environment=divided)

@@ -340,7 +340,7 @@ async def test_a_backup_has_every_part_and_names_what_is_missing_or_damaged(tmp_
         assert verdict.accepted
         await committed(it, 1)
         np.testing.assert_array_equal(read(it.run.reducer.version(1).path)["w"], np.full(4, 2.0, np.float32))
-        await until(lambda: files(state, "updates") == [], timeout=20)  # every part goes when nothing needs it
+        await until(lambda: files(state, "updates") == [])  # every part goes when nothing needs it
 
 
 # ---------------------------------------------------------------- the test's own client

@@ -45,14 +45,20 @@ def _ended(tmp_path_factory: pytest.TempPathFactory, site_receiver: Receiver) ->
         with federation(tmp_path_factory.mktemp("traced"), "aggregators=1", "metrics=127.0.0.1:0") as it:
             it.processes["a"].kill()
             it.processes["a"].wait()
-            process = running_coordinator(it.state)
-            assert process is not None
-            with pytest.MonkeyPatch.context() as of_site:
-                of_site.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", site_receiver.address)
-                it.start("a", "agent", f"{TINY}:task", "--site", "a", "--coordinator", process.address)
+            start_traced(it, site_receiver)
             start_run(it, "tiny", f"rounds={ROUNDS}", "round.cohort_size=2", "round.quorum=2")
             wait_for(lambda: it.run_state("tiny-1") == "finished")
             yield it
+
+
+def start_traced(it: Federation, site_receiver: Receiver, *settings: str) -> None:
+    """Start the agent of site `a`, which sends its spans."""
+    process = running_coordinator(it.state)
+    assert process is not None
+    more = [f"--set={setting}" for setting in settings]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", site_receiver.address)
+        it.start("a", "agent", f"{TINY}:task", "--site", "a", "--coordinator", process.address, *more)
 
 
 def records(it: Federation) -> list[dict[str, Any]]:
@@ -265,3 +271,28 @@ def test_mistakes_are_a_sentence_each(ended: Federation, tmp_path: Path, monkeyp
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" in refused("export", "otlp", "tiny-1", *place)[0]
     assert "got 'ftp://x'" in refused("export", "otlp", "tiny-1", *place, "--to", "ftp://x")[0]
     assert "no run" in refused("export", "otlp", "other", *place, "--to", "http://127.0.0.1:1")[0]
+
+
+def test_a_killed_agent_loses_the_span_that_is_open_alone(ended: Federation, site_receiver: Receiver) -> None:
+    """Its line takes a byte a second, so the second update waits behind the first one while the agent is killed."""
+
+    def names(number: int) -> list[str]:
+        with site_receiver.lock:
+            spans = [found[0] for found in site_receiver.spans.values()]
+        about = [(span, attributes(span)) for span in spans if span.name.startswith("agent.")]
+        wanted = ("killed-1", number)
+        return [s.name for s, of in about if (of["atoll.run.id"], of["atoll.round.number"]) == wanted]
+
+    ended.processes["a"].kill()
+    ended.processes["a"].wait()
+    start_traced(ended, site_receiver, "upload_limit=1")
+    start_run(ended, "killed", "rounds=2", "round.cohort_size=2", "round.quorum=2")
+    every = [name for name, _ in AGENT_SPANS]
+    wait_for(lambda: len(names(2)) == 3)
+    assert ended.processes["a"].poll() is None
+    ended.processes["a"].kill()
+    ended.processes["a"].wait()
+    assert (names(1), names(2)) == (every, every[:3])
+    start_traced(ended, site_receiver)
+    wait_for(lambda: names(2) == every)
+    wait_for(lambda: ended.run_state("killed-1") == "finished")

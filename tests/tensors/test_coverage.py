@@ -107,9 +107,9 @@ def test_cover_stays_fast_for_hostile_boxes():
     layout = (Tensor("w", "F32", (1, 1 << 20, 1, 1)),)
     comb = [Piece("w", "F32", (0, i, 0, 0), (1, 1, 1, 1), "") for i in range(BOXES_MAX)]
     same = [comb[0]] * BOXES_MAX
-    started = time.perf_counter()
+    started = time.process_time()
     assert check_cover(layout, comb) == [f"tensor 'w' lacks {(1 << 20) - BOXES_MAX} of {1 << 20} elements"]
     num_pairs = BOXES_MAX * (BOXES_MAX - 1) // 2
     assert f"{num_pairs} overlapping pairs" in check_cover(layout, same)[0]
     assert check_cover(layout, same * 50) == [f"tensor 'w' has {50 * BOXES_MAX} boxes, allowed are {BOXES_MAX}"]
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5

@@ -4,6 +4,7 @@ import pytest
 
 from atoll.tensors import numba_support
 from atoll.tensors.numba_support import COMPILED_FROM, Meter
+from tests.waiting import BOUND_S
 
 needs_compiler = pytest.mark.skipif(not numba_support.has_compiler(), reason="needs numba: make setup installs it")
 
@@ -24,10 +25,10 @@ def test_loops_are_loaded_once_and_only_when_it_pays():
 @needs_compiler
 def test_while_a_thread_compiles_the_others_go_on_without():
     go, begun = threading.Event(), threading.Event()
-    meter = Meter(lambda: begun.set() or (go.wait(10) and "loops"))
+    meter = Meter(lambda: begun.set() or (go.wait(BOUND_S) and "loops"))
     thread = threading.Thread(target=meter.loops, args=(COMPILED_FROM,))
     thread.start()
-    assert begun.wait(10)
+    assert begun.wait(BOUND_S)
     assert meter.loops(PART) is None
     go.set()
     thread.join()

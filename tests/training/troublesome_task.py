@@ -20,7 +20,7 @@ libc = ctypes.PyDLL(None)
 def train_until_the_deadline(instructions: Instructions) -> float:
     mark(instructions)
     steps = 0
-    while steps < 2000 and not instructions.deadline.passed():
+    while steps < 2000 and (steps == 0 or not instructions.deadline.passed()):
         time.sleep(0.01)
         steps += 1
     return steps / 2000

@@ -1,11 +1,13 @@
 """Every field of the straggler policy over real gRPC, with the numbers worked out by hand."""
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
 
 from atoll.tensors.safetensors_file import read
+from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import committed, live, report
 
@@ -18,7 +20,7 @@ def model(it, version):
 async def test_late_update_counts_in_the_next_round_discounted_by_its_staleness(tmp_path):
     settings = {
         "round__quorum": 1,
-        "round__deadline": 0.6,
+        "round__linger": 0,
         "round__late": "next_round",
         "round__staleness_exponent": 0.5,
     }
@@ -39,7 +41,7 @@ async def test_late_update_counts_in_the_next_round_discounted_by_its_staleness(
 
 @live
 async def test_late_update_beyond_max_staleness_is_too_stale(tmp_path):
-    settings = {"round__quorum": 1, "round__deadline": 0.4, "round__late": "next_round", "round__max_staleness": 0}
+    settings = {"round__quorum": 1, "round__linger": 0, "round__late": "next_round", "round__max_staleness": 0}
     async with running(tmp_path / "state", rounds=5, **settings) as it, it.client("a") as a, it.client("b") as b:
         manifest, data = await a.train(await a.next("invite"))
         await report(b)
@@ -84,11 +86,11 @@ async def test_linger_closes_the_round_some_time_after_the_quorum(tmp_path):
 
 @live
 async def test_upload_that_was_begun_before_the_deadline_has_the_grace_period_to_complete(tmp_path):
-    settings = {"round__quorum": 1, "round__deadline": 1.0, "round__grace": 5.0}
+    settings = {"round__quorum": 1, "round__deadline": 2.0, "round__grace": BOUND_S}
     async with running(tmp_path / "state", **settings) as it, it.client("a") as a, it.client("b"):
         manifest, data = await a.train(await a.next("invite"))
         await a.upload(manifest, data, cut_at=8, chunk=8)
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(2.2)  # counted from after the opening of the round
         assert it.run.machine.round.phase == "collecting"
         assert (await a.upload(manifest, data)).accepted
         await committed(it, 1)
@@ -104,14 +106,17 @@ async def test_adaptive_deadline_follows_the_measured_times(tmp_path):
         "round__deadline_max": 300.0,
     }
     async with running(tmp_path / "state", **settings) as it, it.client("a") as a, it.client("b") as b:
-        invite = await a.next("invite")
-        assert 299 < invite.time_left_s <= 300, "nothing is measured yet"
+        begun, invite = time.monotonic(), await a.next("invite")
+        assert 200 < invite.time_left_s <= 300, "nothing is measured yet"
         for client, seconds in ((a, 10.0), (b, 20.0)):
             manifest, data = await client.train(invite if client is a else await b.next("invite"))
             assert (await client.upload(manifest, data, train_seconds=seconds, download_seconds=1.0)).accepted
+        longest = time.monotonic() - begun
         second = await a.next("invite")
         assert second.round_id == 2
-        assert 41.5 < second.time_left_s < 44, "2.0 x (1 + 20 + its upload)"
+        record = it.run.machine.round.record
+        assert 42.0 <= record.deadline - record.opened_at <= 42.0 + 2.0 * longest, "2.0 x (1 + 20 + its upload)"
+        assert second.time_left_s <= record.deadline - record.opened_at
 
 
 @live
@@ -125,4 +130,4 @@ async def test_open_round_is_extended_by_the_outage_up_to_outage_max(tmp_path):
         record = it.run.machine.round.record
         assert record.outages[0].seconds >= 1.4
         assert record.outages[0].extended == 1.0
-        assert record.deadline == pytest.approx(deadline + 1.0)
+        assert record.deadline == pytest.approx(deadline + 1.0, rel=0, abs=1e-3)

@@ -199,8 +199,7 @@ async def _cut_before_the_decision(it, client, manifest, data):
 
 @live
 async def test_client_that_was_silent_for_its_lease_is_sent_away_so_that_it_comes_back(tmp_path):
-    async with running(tmp_path / "state", coordinator__lease=0.5, round__cohort_size=1) as it, it.client("a") as a:
-        await a.next("invite")
+    async with running(tmp_path / "state", coordinator__lease=1.0, round__cohort_size=1) as it, it.client("a") as a:
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await a.next("goodbye")
         assert error.value.code() is grpc.StatusCode.ABORTED
@@ -249,6 +248,7 @@ async def test_what_a_client_says_again_and_again_is_journaled_once(tmp_path):
             manifest, data = await a.train(first)
             for _ in range(20):
                 await a.upload(manifest, data, cut_at=0)
+            await until(lambda: it.run.machine.round.record.clients["b"].reason)
             await asyncio.sleep(0.3)
             assert it.run._seq <= seq + 2  # b failed, a's upload was begun
             record = it.run.machine.round.record.clients["b"]
@@ -379,7 +379,7 @@ async def hosting(state, **overrides):
 @pytest.mark.parametrize("is_resumed", [False, True])
 @live
 async def test_a_run_that_begins_during_the_farewell_is_hosted_to_its_end(tmp_path, monkeypatch, is_resumed):
-    monkeypatch.setattr("atoll.server.process.FAREWELL_S", 1.0)
+    monkeypatch.setattr("atoll.server.process.FAREWELL_S", BOUND_S)  # it ends when `a` has left
     async with hosting(tmp_path / "state") as (it, process, admin):
         async with it.client("a") as a:
             await a.next("welcome")
@@ -390,7 +390,8 @@ async def test_a_run_that_begins_during_the_farewell_is_hosted_to_its_end(tmp_pa
             else:
                 begun = await admin.StartRun(pb.StartRunRequest(config_toml=NEXT))
             assert begun.state == "running"
-            assert not (await asyncio.wait([process], timeout=1.5))[0]
+        await until(lambda: not it.coordinator.attendance.hub)
+        assert not (await asyncio.wait([process], timeout=0.5))[0]
         await admin.StopRun(pb.StopRunRequest(run_id=begun.run_id))
         assert await process == 1
 
@@ -433,7 +434,7 @@ async def test_parts_of_updates_that_come_too_late_for_any_round_are_deleted(tmp
 @live
 async def test_sampler_that_hangs_keeps_nobody_from_anything(tmp_path):
     sampler = tmp_path / "sampler.py"
-    sampler.write_text("import time\ndef hang(candidates, count, rng):\n    time.sleep(8)\n")
+    sampler.write_text("import time\ndef hang(candidates, count, rng):\n    time.sleep(60)\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver_module, "SAMPLER_TIMEOUT_S", 0.2)
         async with running(tmp_path / "state", cohort__sampler=f"{sampler}:hang", round__retry=0) as it:
@@ -443,14 +444,14 @@ async def test_sampler_that_hangs_keeps_nobody_from_anything(tmp_path):
                 assert "sampler" in ended.cause
     began = time.monotonic()
     await asyncio.get_running_loop().shutdown_default_executor()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 @live
 async def test_client_that_reads_nothing_does_not_keep_its_place(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("atoll.server.hosting.control_streams.DISMISS_S", 0.1)
-        async with running(tmp_path / "state", coordinator__lease=0.5) as it, it.client("a") as a:
+        async with running(tmp_path / "state", coordinator__lease=1.0) as it, it.client("a") as a:
             await a.next("welcome")
             connection = next(iter(it.coordinator.attendance.hub))
             for _ in range(100):

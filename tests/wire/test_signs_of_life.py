@@ -9,7 +9,8 @@ from atoll.server.transfers.arrivals import Arrivals
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import committed, live
 
-LEASE_S = 1.0
+LEASE_S = 2.0
+"""A busy machine may stop this process for longer than a shorter one."""
 
 
 @live
@@ -25,7 +26,7 @@ async def test_a_client_is_not_lost_while_bytes_of_its_update_come_and_a_silent_
         call = slow.stub.Upload()
         await call.write(pb.UploadRequest(open=pb.UploadOpen(manifest=manifest.encode())))
         for position in range(len(data)):
-            await asyncio.sleep(3 * LEASE_S / len(data))
+            await asyncio.sleep(1.5 * LEASE_S / len(data))
             await call.write(pb.UploadRequest(chunk=pb.Chunk(position=position, data=data[position : position + 1])))
             if position == len(data) // 2:
                 key = RunId(invite.run_id), RoundId(1), ClientId("slow")
@@ -44,7 +45,7 @@ async def test_a_download_that_goes_on_renews_the_lease_and_brings_back_no_lost_
         attendance = it.coordinator.attendance
         while "a" not in attendance.hub:
             await asyncio.sleep(0.01)
-        for _ in range(20):
+        for _ in range(15):
             it.coordinator.arrivals.sign(ClientId("a"))
             await asyncio.sleep(LEASE_S / 10)
         assert a.name in attendance.hub
@@ -75,7 +76,7 @@ async def test_the_log_has_one_line_of_each_client_that_leaves_is_silent_or_is_c
         "leaves joined (1 connected)",
         "leaves has left: its agent ends",
         "silent joined (1 connected)",
-        "silent has given no sign of life for 1 s: it is given up until it connects again",
+        "silent has given no sign of life for 2 s: it is given up until it connects again",
         "cut joined (1 connected)",
         "cut disconnected (0 connected)",
     ]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from atoll.ground.printable import some_of
 from atoll.task.base import Base, place_of
 from atoll.task.context import Context
 from atoll.training.base.base_files import BaseRefused, Stored, stored_in
@@ -92,9 +93,9 @@ def match(
     used = {one.name for found in sources.values() for one in found}
     left = [n for n in stored if n not in used and not any(fnmatchcase(n, pattern) for pattern in base.unused)]
     faults = [
-        *([f"it lacks {_listed(missing)}"] if missing else []),
+        *([f"it lacks {some_of(missing)}"] if missing else []),
         *misfits[:NAMES_MAX],
-        *([f"it has, and the model lacks, {_listed(left)} (name them in Base(unused=...))"] if left else []),
+        *([f"it has, and the model lacks, {some_of(left)} (name them in Base(unused=...))"] if left else []),
     ]
     if faults:
         raise BaseRefused(f"base {place}: {'; '.join(faults)}")
@@ -114,11 +115,6 @@ def _misfit(name: str, tensor: torch.Tensor, stored: Stored) -> str:
 
 def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - NAMES_MAX
-    return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def tensors_of(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, list[str]]]:

@@ -8,10 +8,10 @@ seeded by the first of them.
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +22,6 @@ from atoll.task.randomness import generators_kept
 from atoll.training.data.batches import fetcher, rows_at
 from atoll.training.model.as_built import AsBuilt
 from atoll.training.model.places import Drawn
-
-T = TypeVar("T")
 
 Fetch = Callable[[int, torch.Tensor], Any]
 """(epoch, indices (B,) int64) -> the collated batch (inputs, targets)."""
@@ -134,37 +132,6 @@ def unseeded(dataset: Any, fetcher_of: Callable[[Any], Callable[[torch.Tensor], 
             return fetch(indices)
 
     return fetched
-
-
-def drawn_stream(examples: Iterable[T], seed: int, epoch: int) -> Iterator[T]:
-    """Yield the examples of a stream, each with random numbers from (seed, epoch, its number in the stream)."""
-    source, number = iter(examples), 0
-    while True:
-        with generators_kept():
-            seed_example(seed, epoch, number)
-            try:
-                example = next(source)
-            except StopIteration:
-                return
-        yield example
-        number += 1
-
-
-def undrawn_stream(examples: Iterable[T]) -> Iterator[T]:
-    """Yield the examples of a stream that is read beside other threads.
-
-    Raises:
-        Drew: the stream has drawn a random number, or was about to.
-    """
-    source, is_first = iter(examples), True
-    while True:
-        with no_draws(set_back=is_first):
-            is_first = False
-            try:
-                example = next(source)
-            except StopIteration:
-                return
-        yield example
 
 
 def is_fixed(dataset: Any) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from atoll.ground.printable import count_of
+from atoll.ground.printable import count_of, some_of
 from atoll.task.collated import Collated
 from atoll.training.data.batches import row_at
 from atoll.training.data.trees import children
@@ -57,20 +57,10 @@ def _form(tree: Any, of_tensor: Callable[[Any], str]) -> str:
         return type(tree).__name__
     forms = {key: _form(part, of_tensor) for key, part in parts.items()}
     if isinstance(tree, Mapping):
-        return f"{{{_listed(f'{key}: {form}' for key, form in forms.items())}}}"
+        return f"{{{some_of((f'{key}: {form}' for key, form in forms.items()), LISTED_MAX)}}}"
     if len(forms) > 1 and len(set(forms.values())) == 1:
         return f"a {type(tree).__name__} of {len(forms)} {next(iter(forms.values()))}"
-    return f"({_listed(forms.values())})"
-
-
-def _listed(parts: Iterable[str]) -> str:
-    first, more = list[str](), 0
-    for part in parts:
-        if len(first) < LISTED_MAX:
-            first.append(part)
-        else:
-            more += 1
-    return ", ".join(first) + (f" and {more} more" if more else "")
+    return f"({some_of(forms.values(), LISTED_MAX)})"
 
 
 def _dtype(tensor: Any) -> str:

@@ -19,17 +19,16 @@ from atoll.training.model.places import (
     TENSORS,
     Attributes,
     Cell,
-    Closure,
     Dictionary,
     Drawn,
     Empty,
     Flags,
-    Global,
     Kind,
     Listing,
     PlainAttributes,
     SetOf,
     Values,
+    Variable,
     attribute,
     flags_of_process,
     generator_cell,
@@ -250,13 +249,13 @@ class AsBuilt:
         yield from self._attributes(path, function.__dict__)
         yield from ((path, part) for part in (function.__defaults__, function.__kwdefaults__, *_wrapped(function)))
         for name, place in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            cell = Closure(f"nonlocal {name}", place)
+            cell = Variable.of_closure(f"nonlocal {name}", place)
             if name != "__class__":
                 self._cells.append(cell)
                 yield cell.path, cell.value
         known = function.__globals__
         names = [name for name in _names_in(function.__code__) if name in known and is_data(known[name])]
-        self._cells += [Global(f"global {name}", known, name) for name in names]
+        self._cells += [Variable.of_module(f"global {name}", known, name) for name in names]
         yield from ((f"global {name}", known[name]) for name in _names_in(function.__code__) if name in known)
 
     def _cache(self, path: str, function: Any) -> Iterable[tuple[str, Any]]:

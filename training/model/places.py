@@ -304,52 +304,41 @@ class Attributes(Cell):
         return True
 
 
-class Global(Cell):
-    """Data that a function names in its module. A new object that is no data, such as a log, is left alone."""
+class Variable(Cell):
+    """Data in a variable: a global that a function names, or a variable of an enclosing function.
 
-    __slots__ = ("name", "now", "value")
+    A new object that is no data, such as a log, is left alone.
+    """
 
-    def __init__(self, path: str, now: dict[str, Any], name: str) -> None:
+    __slots__ = ("get", "put", "value")
+
+    def __init__(self, path: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
         super().__init__(path)
-        self.now, self.name, self.value = now, name, now[name]
+        self.get, self.put, self.value = get, put, get()
+
+    @classmethod
+    def of_module(cls, path: str, now: dict[str, Any], name: str) -> "Variable":
+        """Return the place of a global in the variables of its module."""
+        return cls(path, partial(now.get, name), partial(now.__setitem__, name))
+
+    @classmethod
+    def of_closure(cls, path: str, now: CellType) -> "Variable":
+        """Return the place of a variable of an enclosing function, which may not be filled yet."""
+        return cls(path, partial(_contents, now), partial(setattr, now, "cell_contents"))
 
     def is_same(self) -> bool:
         """Return whether the value is unchanged since it was recorded."""
-        found = self.now.get(self.name)
+        found = self.get()
         return found is self.value or not _is_given_back(found)
 
     def changed(self) -> str:
         """Return the path of the value if it has changed; empty: the values are equal."""
-        return self.path if _differ(self.value, self.now[self.name]) else ""
-
-    def restore(self) -> bool:
-        """Restore the recorded value; return whether that was possible."""
-        self.now[self.name] = self.value
-        return True
-
-
-class Closure(Cell):
-    """A variable of an enclosing function; as for a global, objects that are no data are left alone."""
-
-    __slots__ = ("now", "value")
-
-    def __init__(self, path: str, now: CellType) -> None:
-        super().__init__(path)
-        self.now, self.value = now, _contents(now)
-
-    def is_same(self) -> bool:
-        """Return whether the value is unchanged since it was recorded."""
-        found = _contents(self.now)
-        return found is self.value or not _is_given_back(found)
-
-    def changed(self) -> str:
-        """Return the path of the value if it has changed; empty: the values are equal."""
-        return self.path if _differ(self.value, _contents(self.now)) else ""
+        return self.path if _differ(self.value, self.get()) else ""
 
     def restore(self) -> bool:
         """Restore the recorded value; return whether that was possible."""
         if self.value is not Cell:
-            self.now.cell_contents = self.value
+            self.put(self.value)
         return True
 
 

@@ -4,7 +4,6 @@ The state of a sharded parameter is sharded like it (a DTensor), so `torch.distr
 of one number per layer is a 0-d tensor, the same on all ranks. Nothing here waits for the device.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from torch.optim import Optimizer
 from atoll.ground.faults import Refused
 from atoll.training.optimizers.dtensor import is_dtensor
 from atoll.training.optimizers.norms import local, norms_of_shards
+from atoll.training.optimizers.options import RULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,32 +121,20 @@ def ratio_or_one(over: Tensor, under: Tensor, *must_be_positive: Tensor) -> Tens
     return torch.where(is_defined, over / under, torch.ones_like(over))
 
 
-RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "lr": (lambda lr: 0 <= lr < math.inf, "finite and not negative"),
-    "momentum": (lambda momentum: 0 <= momentum < 1, "in [0, 1)"),
-    "betas": (lambda betas: all(0 <= beta < 1 for beta in betas), "in [0, 1)"),
-    "eps": (lambda eps: 0 < eps < math.inf, "positive and finite"),
-    "weight_decay": (lambda decay: 0 <= decay < math.inf, "finite and not negative"),
-    "trust": (lambda trust: 0 < trust < math.inf, "positive and finite"),
-    "bounds": (lambda bounds: bounds is None or 0 <= bounds[0] < bounds[1], "none, or two numbers 0 <= low < high"),
-}
-"""The check of each option, and the values that it allows."""
-
-
 def check_ranges(optimizer: str, **options: object) -> None:
-    """Check all options of an optimizer against `RANGES` at once.
+    """Check all options of an optimizer at once, by the rules of a training's settings (`options.RULES`).
 
     Args:
         optimizer: the optimizer's name, for the message.
-        options: the options, by name; each is checked against its range.
+        options: the options, by name; a rate of 0 is allowed, as a schedule may begin or end there.
 
     Raises:
         ValueError: names each option that is out of range.
     """
     faults = [
-        f"{name} must be {RANGES[name][1]}, got {given!r}"
+        f"{name} {RULES[name].allowed}, got {given!r}"
         for name, given in options.items()
-        if not RANGES[name][0](given)
+        if not (RULES[name].is_met(given) or (name == "lr" and given == 0))
     ]
     if faults:
         raise Refused(*(f"{optimizer}: {fault}" for fault in faults))

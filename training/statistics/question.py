@@ -25,7 +25,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
-from atoll.ground.printable import count_of
+from atoll.ground.printable import count_of, some_of
 from atoll.ground.strict_json import (
     ManifestError,
     check_canonical,
@@ -129,7 +129,7 @@ class Question:
             f"{name} within {edges[0]:g} to {edges[-1]:g} ({count_of(len(edges) - 1, 'bin')})"
             for (_, name), edges in self.edges.items()
         ]
-        return ", ".join(found[:20]) + (f" and {len(found) - 20} more" if len(found) > 20 else "")
+        return some_of(found)
 
 
 def bins_of(group: str) -> str:

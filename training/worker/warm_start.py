@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from atoll.ground.printable import some_of
 from atoll.task.arrays import Arrays
 from atoll.task.errors import TaskMismatch
 from atoll.tensors.layout import BESIDE
@@ -70,9 +71,7 @@ def start_model(model: Any, start: Start) -> str:
 
 def listed(names: Iterable[str]) -> str:
     """Join names for a message, the first few of many."""
-    names = [*names]
-    more = len(names) - NAMES_MAX
-    return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
+    return some_of(names, NAMES_MAX)
 
 
 def started(initial: Arrays, aliases: Aliases, start: Start, *, grows: bool = False) -> Matched:

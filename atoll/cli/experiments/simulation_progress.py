@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from atoll.cli.printing import seconds
 from atoll.cli.waiting import Progress
-from atoll.ground.printable import count_of
+from atoll.ground.printable import count_of, some_of
 
 SHOWN_MAX = 80
 """Characters of a client's reason in the line of a round; `rounds.jsonl` has all of it."""
@@ -62,9 +62,7 @@ class NotFinite:
 
     def text(self, *, most: int) -> str:
         """Return the first `most` metrics with their reasons and the number of the others; empty: there are none."""
-        shown = [f"{name} ({reason})" for name, reason in list(self._reasons.items())[:most]]
-        more = len(self._reasons) - most
-        return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+        return some_of((f"{name} ({reason})" for name, reason in self._reasons.items()), most)
 
     @property
     def summary(self) -> str:

@@ -11,10 +11,10 @@ from atoll.cli.command import if_stopped
 from atoll.cli.log import message_of
 from atoll.cli.printing import note, say
 from atoll.flower.task import NODES
+from atoll.ground.durable import write_private
 from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError, RunFailed, TaskFailed, raised
 from atoll.operations.load import load_app
-from atoll.protocol.identity.credential import write_private
 from atoll.protocol.settings import effective
 from atoll.server.config.run import RunFile
 

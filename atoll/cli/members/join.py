@@ -111,7 +111,7 @@ def _passphrase() -> bytes:
 
 def _write_p12(credential: "Credential", path: Path, passphrase: bytes) -> None:
     """Write the credential as a file for a browser; raises CommandError."""
-    from atoll.protocol.identity.credential import write_private
+    from atoll.ground.durable import write_private
 
     if credential.is_expired(time.time()):
         raise CommandError("the certificate has expired: join again, with a new join code")

@@ -226,7 +226,8 @@ def _say_run(found: dict[str, Any], toml: str) -> None:
         say(f"version {version}: {metrics_text(measured)}")
     if best := found.get("best"):  # an older coordinator elsewhere shows none
         say(best_text(best))
-    for sentence in found.get("undecided", ()):  # an older coordinator elsewhere shows none
+    charged = (found.get("privacy") or {}).get("waiting", "")
+    for sentence in filter(None, (charged, *found.get("undecided", ()))):  # an older coordinator elsewhere shows none
         say(sentence)
     for change in found.get("changes", ()):
         say(_change_text(change))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from atoll.cli.printing import as_json, say, table
-from atoll.ground.printable import count_of, printable_size
+from atoll.ground.printable import count_of, printable_size, some_of
 
 LINES_MAX = 40
 """The largest number of sites in a table; the worst ones come first."""
@@ -79,7 +79,7 @@ def _by_reason(whys: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for site, why in whys.items():
         reasons.setdefault(why, []).append(site)
     for why, names in reasons.items():
-        yield why, ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+        yield why, some_of(names, 10)
 
 
 def _key(value: float | None, descends: bool) -> tuple[bool, float]:

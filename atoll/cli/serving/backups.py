@@ -10,7 +10,7 @@ from atoll.cli import options
 from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, clock, note, say
 from atoll.cli.waiting import waiting_for
-from atoll.ground.printable import printable_size
+from atoll.ground.printable import printable_size, some_of
 
 if TYPE_CHECKING:
     from atoll.server.backup.backup import Backup
@@ -88,8 +88,7 @@ def backup(
     say(f"{out} holds {state} as of {clock(made.made_at)} ({printable_size(made.num_bytes)})")
     _list_runs(made)
     if made.strangers:
-        more = f" and {len(made.strangers) - NAMED} more" if len(made.strangers) > NAMED else ""
-        note(f"left out, because they are not the coordinator's: {', '.join(made.strangers[:NAMED])}{more}")
+        note(f"left out, because they are not the coordinator's: {some_of(made.strangers, NAMED)}")
 
 
 @app.command()

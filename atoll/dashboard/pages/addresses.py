@@ -38,27 +38,27 @@ def of_run(place: int, run: str, page: str = "", **query: object) -> str:
         page: the end of the address, such as `rounds/3`; empty: the run.
         query: what follows; empty values are left out.
     """
-    path = f"/runs/{place}/{segment(run)}" + (f"/{page}" if page else "")
-    given = {name: value for name, value in query.items() if value not in ("", None, False)}
-    return path + (f"?{urlencode(given)}" if given else "")
+    return _address("runs", place, segment(run), page, query=query)
 
 
 def of_place(place: int, page: str, **query: object) -> str:
     """Return the address of a page of a place; empty values of the query are left out."""
-    given = {name: value for name, value in query.items() if value not in ("", None, False)}
-    return f"/{page}/{place}" + (f"?{urlencode(given)}" if given else "")
+    return _address(page, place, query=query)
 
 
 def of_members(place: int, page: str = "", **query: str) -> str:
     """Return the address of the members of a place, or of a page below it; arguments as of `of_run`."""
-    path = f"/members/{place}" + (f"/{page}" if page else "")
-    return path + (f"?{urlencode(query)}" if query else "")
+    return _address("members", place, page, query=query)
 
 
 def of_agent(place: int, page: str = "", **query: str) -> str:
     """Return the address of what was asked of a site, or of a page below it; arguments as of `of_run`."""
-    path = f"/agents/{place}" + (f"/{page}" if page else "")
-    return path + (f"?{urlencode(query)}" if query else "")
+    return _address("agents", place, page, query=query)
+
+
+def _address(*parts: object, query: Mapping[str, object]) -> str:
+    given = {name: value for name, value in query.items() if value not in ("", None, False)}
+    return "".join(f"/{part}" for part in parts if part != "") + (f"?{urlencode(given)}" if given else "")
 
 
 def of_sweep(place: int, folder: str) -> str:

@@ -23,7 +23,7 @@ from atoll.dashboard.pages.blocks import (
     state_cell,
     text,
 )
-from atoll.ground.printable import count_of
+from atoll.ground.printable import count_of, some_of
 
 Document = Mapping[str, Any]
 
@@ -141,7 +141,7 @@ ACTS = (("approve", "Approve", "approved"), ("reject", "Reject", "rejected"))
 
 
 def _waiting(undecided: Sequence[str], *, has_forms: bool) -> Iterator[str]:
-    names = ", ".join(map(shown, undecided[:10])) + (f" and {len(undecided) - 10} more" if len(undecided) > 10 else "")
+    names = some_of(map(shown, undecided), 10)
     how = "`atoll site approve RUN` or `atoll site reject RUN`, after a look at the terms"
     if has_forms:
         how = f"the forms of the first {DECIDED_MAX} below, and of each run with all of its terms behind its standing"

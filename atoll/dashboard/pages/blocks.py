@@ -273,14 +273,28 @@ def cell(value: Any, href: str = "", mark: str = "") -> Cell:
 
 def shown(value: Any) -> str:
     """Return a plain value as a text on one line, in printable characters, of at most `TEXT_MAX` of them."""
-    if value is None or value == "":
+    if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}"
-    found = printable(" ".join(str(value).split()))
+    found = printable(" ".join(str(value).split())) or "-"
     return found if len(found) <= TEXT_MAX else found[: TEXT_MAX - 1] + "…"
+
+
+def distinct(names: Iterable[str]) -> dict[str, str]:
+    """Return names as texts that differ, too: of those that look alike, all but one get a number, as in `loss (2)`."""
+    found, num = dict[str, str](), Counter[str]()
+    taken, names = set[str](), list(names)
+    for name in sorted(names, key=lambda name: shown(name) != name):  # a name that shows as it is keeps its text
+        label = base = shown(name)
+        while label in taken:
+            num[base] += 1
+            label = f"{base} ({num[base] + 1})"
+        taken.add(label)
+        found[name] = label
+    return {name: found[name] for name in names}
 
 
 def text(title: str, value: str) -> Text:

@@ -13,6 +13,7 @@ from atoll.dashboard.pages.blocks import (
     Sentences,
     TableBlock,
     cell,
+    distinct,
     duration,
     left_out,
     shown,
@@ -117,6 +118,7 @@ def _row(
 def _curves(document: Document) -> Curves | None:
     scale = MEGABYTE if document["over"] == "bytes" else 1.0
     named = list(document["curves"].items())
-    lines = {shown(name): [(x / scale, value) for x, value in points] for name, points in named[:CURVES_MAX]}
+    labels = distinct(document["curves"])
+    lines = {labels[name]: [(x / scale, value) for x, value in points] for name, points in named[:CURVES_MAX]}
     found = chart(shown(document["metric"]), OVER[document["over"]], lines)
     return None if found is None else Curves("Curves", [found], left_out(len(named), CURVES_MAX, "curve"))

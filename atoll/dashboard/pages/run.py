@@ -14,6 +14,7 @@ from atoll.dashboard.pages.blocks import (
     Page,
     Sentences,
     cell,
+    distinct,
     instant,
     left_out,
     server_first,
@@ -79,8 +80,8 @@ def curves_of(metrics: Mapping[Any, Mapping[str, Document]], over: str = "versio
             for name, value in values.items():
                 if value is None or isinstance(value, int | float):
                     points.setdefault(name, {}).setdefault(source, []).append((int(version), value))
-    ordered = sorted(points, key=lambda name: (name.endswith("loss"), name))
-    charts = [chart(shown(name), over, _named(points[name])) for name in ordered]
+    titles = distinct(sorted(points, key=lambda name: (name.endswith("loss"), name)))
+    charts = [chart(title, over, _named(points[name])) for name, title in titles.items()]
     return curves_within(charts)
 
 
@@ -122,7 +123,7 @@ def grid(place: int, run_id: str, fates: Document) -> Grid:
 def _named(
     curves: Mapping[str, Sequence[tuple[float, float | None]]],
 ) -> dict[str, Sequence[tuple[float, float | None]]]:
-    return {shown(source): curves[source] for source in server_first(curves)}
+    return {label: curves[source] for source, label in distinct(server_first(curves)).items()}
 
 
 def _lead(document: Document) -> str:

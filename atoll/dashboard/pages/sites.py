@@ -14,6 +14,7 @@ from atoll.dashboard.pages.blocks import (
     Sentences,
     TableBlock,
     cell,
+    distinct,
     duration,
     instant,
     page_of_run,
@@ -86,7 +87,8 @@ def site(
     charts = []
     for kind in ("evaluation", "training"):
         lines = metrics[kind]["curves"].get(name) or {}
-        charts += [chart(f"{shown(each)} ({kind})", "version", {shown(name): lines[each]}) for each in sorted(lines)]
+        titles = distinct(sorted(lines))
+        charts += [chart(f"{titles[each]} ({kind})", "version", {shown(name): lines[each]}) for each in titles]
     if (curves := curves_within(charts)) is not None:
         blocks.append(curves)
     own = {int(number): fate for number, fate in (fates["clients"].get(name) or {}).items()}

@@ -12,7 +12,6 @@ An entry is never changed and never deleted. Texts are canonical JSON, floats by
 
 import json
 import math
-import struct
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,7 +19,9 @@ from atoll.client.policy.budgets.charge import Charge, Work
 from atoll.ground.strict_json import (
     ManifestError,
     check_canonical,
+    exact,
     fields_of,
+    inexact,
     integer,
     items_of,
     one_of,
@@ -118,10 +119,10 @@ def text_of(content: Content) -> str:
     """Return the content of an entry as a text, of which there is one form."""
     match content:
         case Opened(epsilon_max, delta, unit):
-            document: dict[str, Any] = {"epsilon_max": _exact(epsilon_max), "delta": _exact(delta), "unit": unit}
+            document: dict[str, Any] = {"epsilon_max": exact(epsilon_max), "delta": exact(delta), "unit": unit}
         case Charged(at, work, charge):
             document = {
-                "at": _exact(at),
+                "at": exact(at),
                 "agent": work.agent,
                 "coordinator": work.coordinator,
                 "run": work.run,
@@ -130,14 +131,12 @@ def text_of(content: Content) -> str:
                 "unit": charge.unit,
                 "noise_by": charge.noise_by,
                 "content": charge.content,
-                "steps": [
-                    [_exact(part.noise_multiplier), _exact(part.sample_rate), part.steps] for part in charge.steps
-                ],
+                "steps": [[exact(part.noise_multiplier), exact(part.sample_rate), part.steps] for part in charge.steps],
             }
         case Left(at, charged, update):
-            document = {"at": _exact(at), "charged": charged, "update": update}
+            document = {"at": exact(at), "charged": charged, "update": update}
         case Closed(at):
-            document = {"at": _exact(at)}
+            document = {"at": exact(at)}
     return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
 
@@ -161,7 +160,7 @@ def read_entry(kind: object, data: object, text: object) -> Entry:
 def _opened(found: dict[str, Any], at: str) -> Opened:
     fields_of(found, at, keys=frozenset(("epsilon_max", "delta", "unit")))
     one_of(found["unit"], f"{at}.unit", allowed=_UNITS)
-    epsilon_max, delta = (_number(found[name], f"{at}.{name}", low=0.0) for name in ("epsilon_max", "delta"))
+    epsilon_max, delta = (inexact(found[name], f"{at}.{name}", low=0.0) for name in ("epsilon_max", "delta"))
     if delta >= 1.0:
         refuse(f"{at}.delta", delta, "below 1")
     return Opened(epsilon_max, delta, found["unit"])
@@ -182,7 +181,7 @@ def _charged(found: dict[str, Any], at: str) -> Charged:
     work = Work(found["agent"], found["coordinator"], found["run"], found["round"], found["task"])
     unit: Unit = found["unit"]
     noise_by: NoiseBy = found["noise_by"]
-    moment = _number(found["at"], f"{at}.at", low=-math.inf)
+    moment = inexact(found["at"], f"{at}.at", low=-math.inf)
     return Charged(moment, work, Charge(unit, tuple(parts), noise_by, found["content"]))
 
 
@@ -190,7 +189,7 @@ def _part(found: object, at: str) -> Steps:
     fields = items_of(found, at, num_max=3)
     if len(fields) != 3:
         refuse(at, fields, "three values")
-    z, rate = _number(fields[0], at, low=0.0), _number(fields[1], at, low=0.0)
+    z, rate = inexact(fields[0], at, low=0.0), inexact(fields[1], at, low=0.0)
     if not NOISE_MIN <= z <= NOISE_MAX:
         refuse(at, z, f"{NOISE_MIN:g} to {NOISE_MAX:g}")
     if not RATE_MIN <= rate <= 1.0:
@@ -204,12 +203,12 @@ def _left(found: dict[str, Any], at: str) -> Left:
     if type(found["update"]) is not str:
         refuse(f"{at}.update", found["update"], "a text")
     integer(found["charged"], f"{at}.charged", low=1, high=2**63 - 1)
-    return Left(_number(found["at"], f"{at}.at", low=-math.inf), found["charged"], found["update"])
+    return Left(inexact(found["at"], f"{at}.at", low=-math.inf), found["charged"], found["update"])
 
 
 def _closed(found: dict[str, Any], at: str) -> Closed:
     fields_of(found, at, keys=frozenset(("at",)))
-    return Closed(_number(found["at"], f"{at}.at", low=-math.inf))
+    return Closed(inexact(found["at"], f"{at}.at", low=-math.inf))
 
 
 _READERS: dict[str, Callable[[dict[str, Any], str], Content]] = {
@@ -218,19 +217,6 @@ _READERS: dict[str, Callable[[dict[str, Any], str], Content]] = {
     "left": _left,
     "closed": _closed,
 }
-
-
-def _exact(number: float) -> str:
-    return struct.pack(">d", number).hex()
-
-
-def _number(digits: object, path: str, *, low: float) -> float:
-    if type(digits) is not str or len(digits) != 16 or digits.strip("0123456789abcdef"):
-        refuse(path, digits, "the 16 hexadecimal digits of a float")
-    number = float(struct.unpack(">d", bytes.fromhex(digits))[0])
-    if not (math.isfinite(number) and number > low):
-        refuse(path, number, f"a finite number above {low:g}")
-    return number
 
 
 def read_chain(rows: Iterable[tuple[object, ...]]) -> tuple[list[Entry], list[bytes], str]:

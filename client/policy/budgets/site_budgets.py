@@ -177,7 +177,7 @@ class SiteBudgets:
         if request.action:
             raise ValueError("a message of a server program (a Flower app that is hosted), whose replies have no noise")
         try:
-            inside = None if request.terms is None else spending_inside(request.terms.privacy)
+            inside = None if request.terms is None else spending_inside(request.terms)
             spending = inside or spending_of(request.local or "{}")
         except ValueError as error:
             raise ValueError(f"a training {error}") from None

@@ -20,6 +20,7 @@ from atoll.ground.printable import count_of
 from atoll.protocol.privacy.composition import Steps
 from atoll.protocol.privacy.guarantee import NoiseBy, Unit
 from atoll.protocol.secure.privacy_terms import read_privacy
+from atoll.protocol.secure.terms import Terms
 from atoll.task.overrides import OverridesRefused
 from atoll.task.round_schedule import read_schedule
 
@@ -106,22 +107,24 @@ def spending_of(local: str) -> Spending:
     return Spending(unit, noise_by, (Steps(z, rate, steps),))
 
 
-def spending_inside(privacy: str) -> Spending | None:
+def spending_inside(of: Terms) -> Spending | None:
     """Return what an update spends inside a private secure sum; None: the sum is not private.
 
     The site itself clips the update. The members add the noise, of which the site checks that it suffices, or the
     coordinator does. Each masked update that leaves, of another attempt, spends as much again.
 
     Args:
-        privacy: of the sum's terms.
+        of: the sum.
 
     Raises:
-        ValueError: the noise is out of range.
+        ValueError: the noise or the clip norm is out of range.
     """
-    terms = read_privacy(privacy)
+    terms = read_privacy(of.privacy)
     if terms is None or terms.unit == "example":  # whose spending the values for the task tell
         return None
-    z = number_of({"noise_multiplier": terms.noise_multiplier}, "noise_multiplier", NOISE_MIN, NOISE_MAX)
+    numbers = {"noise_multiplier": terms.noise_multiplier, "clip_norm": of.clip_norm}
+    z = number_of(numbers, "noise_multiplier", NOISE_MIN, NOISE_MAX)
+    number_of(numbers, "clip_norm", NORM_MIN, NORM_MAX)
     return Spending("client", terms.noise_by, (Steps(z, 1.0, 1),))
 
 

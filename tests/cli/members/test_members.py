@@ -19,6 +19,7 @@ from atoll.server.journal.holder import running_coordinator
 from atoll.server.journal.state_directory import StateDirectory
 from tests.cli.federation import Federation, wait_for
 from tests.cli.invoking import TINY, invoke, refused, shown, told
+from tests.waiting import BOUND_S
 
 
 @pytest.mark.real
@@ -52,7 +53,7 @@ def test_a_site_joins_with_a_code_and_ends_when_it_is_revoked_from_elsewhere(
         mistyped_names_are_refused()
         known = invoke("client", "revoke", "a")
         assert (known.exit_code, told(known.stderr)) == (0, ["client a is revoked"])
-        assert it.processes["a"].wait(20) == 2
+        assert it.processes["a"].wait(BOUND_S) == 2
         assert "client a is revoked: this agent ends; it needs a new join code" in it.log("a").splitlines()[-1]
         assert standing()["a"] == "revoked"
         invoke("client", "revoke", "olga", "--role", "operator", "--state", it.state)

@@ -1,7 +1,6 @@
 """The log of an agent that gets no connection: the reason, once for each cause in a row."""
 
 import asyncio
-import socket
 import time
 
 import grpc
@@ -14,6 +13,7 @@ from atoll.protocol.identity.certificates import Issuer
 from atoll.protocol.identity.dialer import InsecureDialer, MutualDialer
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.wire.stream import StreamBroken
+from benchmarks.processes import free_address
 from tests.client.fake_coordinator import Lagoon, live, until
 from tests.server.identity.secure import MAIN, Member
 
@@ -84,9 +84,7 @@ class Dialling:
 @live
 async def test_an_untrusted_certificate_is_named_also_after_an_outage(caplog):
     stranger = Member(Identity(Role.CLIENT, "north"), Issuer.create("another", now=time.time()))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = free_address()
     server, own = grpc.aio.server(), Member(MAIN)
     rpc.add_servicer(Lagoon(), server, "Coordinator")
     async with Dialling(address, MutualDialer(Holder(stranger))) as line:

@@ -57,9 +57,9 @@ async def served():
             await server.stop(0)
 
 
-async def call(connection, seconds=BOUND_S):
+async def call(connection):
     async with connection.calls() as stub:
-        await stub.GetManifest(pb.ManifestRequest(), timeout=seconds)
+        await stub.GetManifest(pb.ManifestRequest(), timeout=BOUND_S)
 
 
 async def call_on(connection, service, num_peers):
@@ -94,7 +94,7 @@ async def test_a_connection_that_does_not_come_about_delays_no_call(monkeypatch)
         connection.renew()
         await until(lambda: door.num_turned_away >= 2)  # it is tried again
         for _ in range(20):
-            await call(connection, seconds=1.0)
+            await call(connection)
         assert len(set(service.peers)) == 1
         door.is_open.set()
         await call_on(connection, service, 2)

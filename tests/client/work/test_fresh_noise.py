@@ -155,14 +155,18 @@ def gradient_of(value: float) -> float:
 
 
 def test_a_round_that_is_asked_for_again_after_its_answer_has_other_noise_and_is_charged(tmp_path: Path) -> None:
-    site, updates = Site(tmp_path), []
-    for value in (0.0, 1.0):  # the number of rows stays
-        with site.process() as (gate, stores):
-            updates.append(site.sent(gate, stores, site.trained(gate, stores, site.invitation(), value)))
-    assert site.charges == 2
-    told = (updates[0] - updates[1]) - (gradient_of(1.0) - gradient_of(0.0))
-    assert abs(told) > 1e-3, "the difference of both updates is the edited row"  # its deviation is 50 sqrt(2) / 8
-    assert not [*(tmp_path / "state" / "fresh").iterdir()], "bytes of updates that have left"
+    told = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+        site, updates = Site(folder), []
+        for value in (0.0, 1.0):  # the number of rows stays
+            with site.process() as (gate, stores):
+                updates.append(site.sent(gate, stores, site.trained(gate, stores, site.invitation(), value)))
+        assert site.charges == 2
+        told.append(abs((updates[0] - updates[1]) - (gradient_of(1.0) - gradient_of(0.0))))
+        assert not [*(folder / "state" / "fresh").iterdir()], "bytes of updates that have left"
+    # The deviation of a difference is 50 sqrt(2) / 8, so one of 10,000 is as small, and one pair of 100 million.
+    assert max(told) > 1e-3, "the difference of both updates is the edited row"
 
 
 def test_another_question_before_the_answer_has_other_noise_too(tmp_path: Path) -> None:

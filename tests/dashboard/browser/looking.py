@@ -28,6 +28,15 @@ def until(page: Any, expression: str, arg: Any = None) -> None:
         page.wait_for_timeout(50)
 
 
+def tabbed(page: Any, selector: str) -> None:
+    """Press Tab until an element has the focus."""
+    for _ in range(200):
+        page.keyboard.press("Tab")
+        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+            return
+    raise AssertionError(f"{page.url}: {selector} is not reached")
+
+
 def of_few(address: str) -> str:
     """Return the address of the same page with few rows: axe-core takes seconds for a hundred."""
     return f"{address}{'&' if '?' in address else '?'}count=12"

@@ -1,13 +1,12 @@
 """Every page in Chromium: in light and dark, narrow and wide, by keyboard, with and without JavaScript."""
 
 from itertools import product
-from typing import Any
 
 import pytest
 
 from benchmarks.pages import kind
 from tests.cli.federation import Federation, wait_for
-from tests.dashboard.browser.looking import FOCUSABLE, NO_NAME, Look, of_few, until
+from tests.dashboard.browser.looking import FOCUSABLE, NO_NAME, Look, of_few, tabbed, until
 
 pytestmark = pytest.mark.long
 
@@ -169,12 +168,3 @@ def test_a_run_is_paused_and_resumed_by_keyboard_alone(look: Look, running: Fede
             assert page.locator("h1").inner_text() == "Done"
             wait_for(lambda state=state: running.run_state(run) == state)
     assert look.taken() == []
-
-
-def tabbed(page: Any, selector: str) -> None:
-    """Press Tab until an element has the focus."""
-    for _ in range(200):
-        page.keyboard.press("Tab")
-        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
-            return
-    raise AssertionError(f"{page.url}: {selector} is not reached")

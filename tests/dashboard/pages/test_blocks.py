@@ -3,6 +3,8 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atoll.dashboard.pages.blocks import (
     GLYPHS,
@@ -13,6 +15,7 @@ from atoll.dashboard.pages.blocks import (
     Sentences,
     TableBlock,
     Text,
+    distinct,
     duration,
     instant,
     shown,
@@ -27,6 +30,7 @@ from atoll.protocol.vocabulary import Fate, Phase, RunState
     [
         (None, "-"),
         ("", "-"),
+        (" \n", "-"),
         (0, "0"),
         (0.123456, "0.1235"),
         (True, "yes"),
@@ -41,6 +45,19 @@ from atoll.protocol.vocabulary import Fate, Phase, RunState
 )
 def test_a_value_is_a_line_of_printable_characters(value: object, text: str) -> None:
     assert shown(value) == text
+
+
+ALIKE = ("loss", "loss\n", "loss ", " loss", "loss (2)", " ", "\u202e", "\\u202e", "", "-", "x" * 500, "x" * 501)
+"""Names that `shown` takes for others."""
+
+
+@given(st.lists(st.one_of(st.sampled_from(ALIKE), st.text(max_size=3)), unique=True))
+def test_names_that_look_alike_are_told_apart(names: list[str]) -> None:
+    found = distinct(names)
+    assert [*found] == names
+    assert len({*found.values()}) == len(names)
+    assert all(text.isprintable() and text.startswith(shown(name)) for name, text in found.items())
+    assert all(found[name] == name for name in names if shown(name) == name)
 
 
 def test_every_state_and_fate_has_a_sign() -> None:

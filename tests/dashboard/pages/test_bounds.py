@@ -108,6 +108,31 @@ def test_two_hundred_metrics_are_fifty_curves() -> None:
     assert run.curves_of({"1": {"server": {"m": None, "text": "x", "sums": [1, 2]}}}) is None
 
 
+def test_names_that_look_alike_share_no_curve() -> None:
+    """Of metrics and sources of a run, of a site's metrics, and of compared runs; each keeps its own values."""
+    alike = ["loss", "loss\n", "\u202eloss", "\\u202eloss"]
+    labels = ["loss", "loss (2)", "\\u202eloss (2)", "\\u202eloss"]
+    values = {name: float(place) for place, name in enumerate(alike)}
+
+    def seen(block: Any) -> dict[tuple[str, str], str]:
+        return {(one.title, line.name): line.newest for one in block.charts for line in one.lines}
+
+    found = run.curves_of({"1": {"server": values, "server ": dict.fromkeys(alike, 9.0)}})
+    newest = zip(labels, map(str, range(4)), strict=True)
+    of_server = {(label, "server"): value for label, value in newest}
+    assert found is not None
+    assert seen(found) == of_server | {(label, "server (2)"): "9" for label in labels}
+    nothing = {"curves": {}, "not_shown": {}}
+    of_site = nothing | {"curves": {"a": {name: [(1, value)] for name, value in values.items()}}}
+    metrics = {"evaluation": of_site, "training": nothing}
+    (curves,) = blocks_of(sites.site(1, "s", "r", "a", None, [], {"rounds": [], "clients": {}}, metrics), Curves)
+    assert seen(curves) == {(f"{label} (evaluation)", "a"): value for (label, _), value in of_server.items()}
+    document = {"metric": "m", "metrics": ["m"], "over": "round", "settings": [], "runs": [], "left_out": {}}
+    document["curves"] = {name: [(1, value), (2, value)] for name, value in values.items()}
+    (curves,) = blocks_of(compare.compare(document, {}, []), Curves)
+    assert seen(curves) == {("m", label): value for (label, _), value in of_server.items()}
+
+
 def test_the_list_of_runs_and_of_members_has_a_thousand_rows() -> None:
     row = {**dict.fromkeys(("name", "task", "cause", "exchanges", "created_at")), "state": "finished", "version": 1}
     many = [row | {"run": f"r-{number}", "rounds": 3} for number in range(1_500)]

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from atoll.parallel.engine.forked import run_ranks
 from examples.teaching.collectives import parameter_server, ring, trees
 from examples.teaching.collectives.wire import Wire
+from tests.parallel.forked import run_ranks
 
 SHAPES = [(1,), (2,), (7,), (24,), (5, 11), (1000,)]
 

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import examples.teaching.horovod as hvd
-from atoll.parallel.engine.forked import run_ranks
 from tests.later import later
 from tests.parallel.communication.learners import batches, make_net
+from tests.parallel.forked import run_ranks
 from tests.waiting import BOUND_S
 
 horovod_style = later("examples.horovod_style")

@@ -11,6 +11,7 @@ import numpy as np
 from tests.federation.processes import ATOLL, federation
 from tests.federation.statistics import csv_sites_task
 from tests.federation.test_pinned_sites import DEMANDS, actions_of, introduced
+from tests.waiting import BOUND_S
 
 TASK = str(Path(csv_sites_task.__file__)) + ":task"
 SITES = "abcde"
@@ -111,15 +112,15 @@ def test_sites_that_demand_sums_add_their_statistics_and_a_killed_agent_and_coor
         hosting(it, {"ATOLL_CRASH_AT": "statistics.sites_kept:1"})
         started(it, SITES, {"e": "agent.promised/joined:1"})
         first = asking(it)
-        it.running["e"].wait(60)
+        it.running["e"].wait(BOUND_S)
         serving(it, "e")
-        it.running["coordinator"].wait(60)
-        _, said = first.communicate(timeout=60)
+        it.running["coordinator"].wait(BOUND_S)
+        _, said = first.communicate(timeout=BOUND_S)
         assert first.returncode == 2, said
         assert "the coordinator at" in said
         hosting(it)
         joined(it, SITES)
-        told, _ = asking(it).communicate(timeout=120)
+        told, _ = asking(it).communicate(timeout=BOUND_S)
         found = json.loads(told)
         check_sum(found, rows, "abcd")
         assert found["refused"]["e"].startswith("not asked: the newest sums")
@@ -146,7 +147,7 @@ def check_refusals(it):
     assert set(plain["refused"].values()) == {
         "policy_refused: secure: statistics of the data outside of a secure sum: this site demands one"
     }
-    told, _ = asking(it, "--set", f"secure.statistics.sites={json.dumps([*SITES])}").communicate(timeout=120)
+    told, _ = asking(it, "--set", f"secure.statistics.sites={json.dumps([*SITES])}").communicate(timeout=BOUND_S)
     other = json.loads(told)
     assert (other["answered"], other["merged"]) == ([], {})
     assert "this site has signed statistics of csv_sites_task:task over 1 set of sites" in other["refused"]["a"]

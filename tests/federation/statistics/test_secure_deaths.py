@@ -16,6 +16,7 @@ from tests.federation.statistics.test_secure import (
     serving,
     started,
 )
+from tests.waiting import BOUND_S
 
 SITES = "abcdefg"
 STEPS = {
@@ -67,7 +68,7 @@ def test_a_death_at_any_step_of_two_sums_costs_no_site_its_numbers(tmp_path, row
         first = ask(it, rows)
         assert (first is None) == bool(of_coordinator)
         for name in crash_at:
-            assert it.running[name].wait(60) == -signal.SIGKILL, f"{name} did not come to its step"
+            assert it.running[name].wait(BOUND_S) == -signal.SIGKILL, f"{name} did not come to its step"
         it.log_before = len(it.log("coordinator"))
         for name in crash_at:
             if name == "coordinator":

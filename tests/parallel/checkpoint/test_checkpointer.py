@@ -18,8 +18,9 @@ from atoll.ground.file_digest import SUMS, read_sums, sha256_of_file, sums_text
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
 from atoll.parallel.checkpoint.store import read_about
-from atoll.parallel.engine.forked import RankFailed, run_ranks
+from atoll.parallel.engine.forked import RankFailed
 from tests.parallel.checkpoint.runs import Tiny, build, everything, load_and_step, step
+from tests.parallel.forked import run_ranks
 from tests.parallel.ranks import call_on_ranks
 
 

@@ -9,7 +9,6 @@ import torch
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
@@ -18,6 +17,7 @@ from atoll.parallel.engine.step import Engine
 from atoll.parallel.engine.ties import tied_names
 from tests.parallel.engine import reference
 from tests.parallel.engine.cases import SEQUENCE, VOCAB, mine, tied
+from tests.parallel.forked import run_ranks
 
 ALONE = Plan()
 CUBE = Plan(mesh=Mesh(pp=2, dp_shard=2, tp=2))

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from atoll.parallel.engine import agreement
-from atoll.parallel.engine.forked import RankFailed, run_ranks
+from atoll.parallel.engine.forked import RankFailed
 from atoll.parallel.engine.plan import Plan
 from tests.parallel.engine import routed
 from tests.parallel.engine.cases import plan
+from tests.parallel.forked import run_ranks
 from tests.parallel.ranks import call_on_ranks
 from tests.turns import table
 

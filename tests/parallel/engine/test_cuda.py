@@ -6,10 +6,10 @@ Gloo gathers and scatters no tensors of a GPU, and NCCL takes one rank for each 
 import pytest
 import torch
 
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.world import World, process_group
 from tests.parallel.engine import reference
 from tests.parallel.engine.cases import CASES, Case, compare, train, train_by_name
+from tests.parallel.forked import run_ranks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: make test-cuda")
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from atoll.parallel.engine.forked import RankFailed, run_ranks
+from atoll.parallel.engine.forked import RankFailed
+from tests.parallel.forked import run_ranks
 
 
 def rank_sum(offset: int) -> tuple[int, float]:

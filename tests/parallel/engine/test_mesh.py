@@ -1,8 +1,9 @@
 import pytest
 
 from atoll.parallel.engine.axes import Axes
-from atoll.parallel.engine.forked import RankFailed, run_ranks
+from atoll.parallel.engine.forked import RankFailed
 from atoll.parallel.engine.mesh import AXES, Mesh, parse_mesh
+from tests.parallel.forked import run_ranks
 from tests.parallel.ranks import call_on_ranks
 from tests.waiting import BOUND_S
 

@@ -5,7 +5,6 @@ import os
 import queue
 import socket
 import threading
-import time
 
 import pytest
 
@@ -63,7 +62,8 @@ def test_a_peer_without_the_secret_gets_no_line(supervisor, tmp_path, monkeypatc
     assert supervisor.lines.get(timeout=BOUND_S)[1] == {"me": 1}
 
 
-def test_a_silent_or_noisy_peer_keeps_no_other_one_waiting(supervisor, tmp_path):
+def test_a_silent_or_noisy_peer_keeps_no_other_one_waiting(supervisor, tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "PROVE_S", 4 * BOUND_S)
     address = Place.read(tmp_path).address
     for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64):
         if address.startswith("unix:"):
@@ -72,10 +72,8 @@ def test_a_silent_or_noisy_peer_keeps_no_other_one_waiting(supervisor, tmp_path)
         else:
             peer = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
         peer.sendall(noise)
-        began = time.monotonic()
         dial(tmp_path, {}, BOUND_S)
         supervisor.lines.get(timeout=BOUND_S)
-        assert time.monotonic() - began < lines.PROVE_S
         peer.close()
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from atoll.parallel.engine.forked import RankFailed, run_ranks
+from atoll.parallel.engine.forked import RankFailed
 from atoll.tensors import safetensors_file
+from tests.parallel.forked import run_ranks
 from tests.parallel.mesh_client.clients import (
     Arrays,
     Json,

@@ -9,10 +9,11 @@ import pytest
 
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.checkpoint.store import damage
-from atoll.parallel.engine.forked import RankFailed, run_ranks
+from atoll.parallel.engine.forked import RankFailed
 from atoll.parallel.mesh_client.bench import MeshBench
 from atoll.parallel.mesh_client.in_round import _copies_are_one, _due
 from atoll.parallel.world import read_world
+from tests.parallel.forked import run_ranks
 from tests.parallel.mesh_client import tasks
 from tests.parallel.mesh_client.clients import (
     distance,

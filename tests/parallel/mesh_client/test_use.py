@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from atoll.parallel.checkpoint.ranks import Ranks
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.mesh_client import bench
 from atoll.parallel.mesh_client.bench import MeshBench
 from atoll.parallel.mesh_client.use import PeakMemory, RoundUse
 from atoll.parallel.world import World
+from tests.parallel.forked import run_ranks
 from tests.parallel.mesh_client import tasks
 from tests.parallel.mesh_client.clients import on_a_mesh, plan_of, write_version
 

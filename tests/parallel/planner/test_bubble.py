@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.planner.bubble import Action, Times, actions, bubble, most_in_flight, simulate
+from atoll.parallel.planner.bubble import BACKWARD, BACKWARD_WEIGHT, FORWARD, Action, Times, actions, bubble, simulate
 from atoll.parallel.planner.candidate import Candidate
 from atoll.parallel.planner.memory import in_flight
 
@@ -24,6 +24,15 @@ def test_the_known_figures() -> None:
 def test_a_played_pipeline_idles_as_long_as_the_formula_says(schedule: str, p: int, m: int) -> None:
     played = simulate(actions(schedule, p, m), p, Times(0.7, 1.1, 0.4))
     assert played == pytest.approx(bubble(schedule, p, m))
+
+
+def most_in_flight(order: Sequence[Action]) -> int:
+    """Return the largest number of a rank's forward passes that wait for their backward pass (or W, if split)."""
+    waiting = most = 0
+    for action in order:
+        waiting += {FORWARD: 1, BACKWARD: -1, BACKWARD_WEIGHT: -1}.get(action.kind, 0)
+        most = max(most, waiting)
+    return most
 
 
 ROUNDS = [

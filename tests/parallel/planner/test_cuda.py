@@ -2,14 +2,17 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from atoll.parallel.engine.forked import run_ranks
+from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.models.decoder import Decoder
 from atoll.parallel.planner.candidate import Candidate
-from atoll.parallel.planner.dry_run import steps_alone
+from atoll.parallel.planner.dry_run import _batch, _build, decoder_config
 from atoll.parallel.planner.memory import memory
 from atoll.parallel.planner.shape import ModelShape
+from tests.parallel.forked import run_ranks
 
 XL = ModelShape(layers=48, hidden=1536, heads=24, ffn=4096, vocab=50304, sequence=1024)
 """GPT-2's largest size, with a number of heads that tp divides."""
@@ -17,6 +20,26 @@ XL = ModelShape(layers=48, hidden=1536, heads=24, ffn=4096, vocab=50304, sequenc
 
 def candidate(**settings: object) -> Candidate:
     return Candidate(plan=Plan(mesh=Mesh(pp=4, dp_shard=4, tp=4), num_microbatches=8, **settings))  # type: ignore[arg-type]
+
+
+def steps_alone(shape: ModelShape, candidate: Candidate, rank: int, device: str, *, number: int = 2) -> None:
+    """Run real steps of one rank of any mesh, on a real device with real memory, and torch's fake network.
+
+    Tensors from other ranks have undefined values: the arithmetic means nothing, the allocator's peak does. This
+    process must have no process group, and the plan must shard the model (dp_shard, tp).
+    """
+    dist.init_process_group("fake", rank=rank, world_size=candidate.mesh.size)
+    try:
+        with torch.device("meta"):
+            model = Decoder(decoder_config(shape))
+        engine = _build(model, shape, candidate, Axes(candidate.mesh, torch.device(device).type), device)
+        for part in engine.parts:
+            part.to_empty(device=device)
+        batch = _batch(shape, candidate).to(device)
+        for _ in range(number):
+            engine.step(batch, total=1, report=False)
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: make test-cuda")

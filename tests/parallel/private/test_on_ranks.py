@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from atoll import Local, Task
-from atoll.parallel.engine.forked import RankFailed, run_ranks
+from atoll.parallel.engine.forked import RankFailed
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
@@ -19,6 +19,7 @@ from atoll.parallel.private.account import FILE
 from atoll.parallel.private.secret import FILE as KEY
 from atoll.parallel.trainer.run import Result
 from atoll.task.errors import TaskBroken
+from tests.parallel.forked import run_ranks
 from tests.parallel.private.test_training import CLIP, CONFIG, RATE, Z, by_hand, decaying, known, terms
 from tests.parallel.ranks import call_on_ranks
 from tests.parallel.trainer import tasks

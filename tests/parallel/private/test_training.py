@@ -144,7 +144,8 @@ def test_an_empty_sample_is_a_step_on_noise(tmp_path: Path) -> None:
     run(tmp_path, task=tasks.task, config=CONFIG, private=terms(1, sample_rate=1e-6))
     moved = torch.cat([(value - before[name]).double().flatten() for name, value in model(tmp_path).items()])
     assert bool(moved.all())
-    assert float(moved.std()) == pytest.approx(CLIP * Z / (1e-6 * 52) * 0.2, rel=5 / (2 * len(moved)) ** 0.5)
+    within = 6 / (2 * len(moved)) ** 0.5  # six standard deviations, as the noise is fresh
+    assert float(moved.std()) == pytest.approx(CLIP * Z / (1e-6 * 52) * 0.2, rel=within)
 
 
 def test_the_budget_ends_it_by_name(tmp_path: Path) -> None:

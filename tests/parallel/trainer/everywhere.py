@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.trainer.config import TrainConfig
 from examples import digits
 from tests.parallel.engine.cases import plan
+from tests.parallel.forked import run_ranks
 from tests.parallel.models.cnn import CNN
 from tests.parallel.trainer.training import run
 

@@ -1,13 +1,13 @@
 """The wait of a member whose certificate has expired by a clock that may be the wrong one."""
 
 import asyncio
-import socket
 
 import pytest
 
 from atoll.protocol.identity import expiry
 from atoll.protocol.identity.credential import CredentialError
 from atoll.protocol.identity.expiry import doubt_about_clock, wait_until_valid
+from benchmarks.processes import free_address
 from tests.protocol.identity.test_handshake_fault import (
     EARLY,
     LATE,
@@ -22,11 +22,6 @@ from tests.protocol.identity.test_handshake_fault import (
 from tests.wire.test_round import live
 
 pytestmark = pytest.mark.real
-
-
-def free_address():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 @live

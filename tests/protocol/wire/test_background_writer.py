@@ -27,7 +27,7 @@ class Work:
 
 
 def run(test):
-    asyncio.run(asyncio.wait_for(test, 30))
+    asyncio.run(asyncio.wait_for(test, BOUND_S))
 
 
 def test_all_is_done_in_order_and_what_came_meanwhile_goes_over_at_once():

@@ -31,6 +31,7 @@ from atoll.protocol.wire.channel import (
 from atoll.server.transport.sockets import open_sockets, places_of
 from benchmarks.attackers import ACK, GOAWAY, PING, PREFACE, SETTINGS, frame
 from tests.federation.bad_luck.slow_line import SlowLine
+from tests.waiting import BOUND_S
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_pings_are_answered_however_many_come_and_end_nothing() -> None:
     server = grpc.server(ThreadPoolExecutor(1), options=server_options())
     port, count = server.add_insecure_port("127.0.0.1:0"), 5000
     server.start()
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as peer, peer.makefile("rb") as answers:
+    with socket.create_connection(("127.0.0.1", port), timeout=BOUND_S) as peer, peer.makefile("rb") as answers:
         peer.sendall(PREFACE + frame(SETTINGS, 0, 0, b"") + frame(SETTINGS, ACK, 0, b""))
         for number in range(count):
             peer.sendall(frame(PING, 0, 0, number.to_bytes(8, "big")))
@@ -161,7 +162,7 @@ def test_the_kernel_cuts_no_connection_whose_bytes_arrive_slowly() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=client_options()) as client:
-        grpc.channel_ready_future(client).result(30)
+        grpc.channel_ready_future(client).result(BOUND_S)
         for number, _ in open_sockets():
             with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
                 if port in {at for _, at in places_of(number) or ()}:
@@ -204,7 +205,7 @@ def test_a_peer_that_is_gone_without_a_word_is_found(watching: str) -> None:
                 with pytest.raises(grpc.RpcError, match="ping timeout"):
                     next(call)
             else:
-                assert ended.wait(60)
+                assert ended.wait(BOUND_S)
             asked.put(b"")
         line.is_cut = False
     server.stop(0).wait(10)

@@ -10,6 +10,7 @@ import pytest
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import services as rpc
 from atoll.protocol.wire.stream import Stream, StreamBroken
+from tests.waiting import BOUND_S
 
 
 @pytest.mark.parametrize("ticks", range(6))
@@ -26,9 +27,9 @@ def test_a_first_write_returns_when_the_channel_is_closed_before_the_call_has_be
                 await asyncio.sleep(0)
             stream.cancel()
             await channel.close()
-            await asyncio.wait_for(writing, 5.0)
+            await asyncio.wait_for(writing, BOUND_S)
             with pytest.raises(StreamBroken):
-                await asyncio.wait_for(stream.read(), 5.0)
+                await asyncio.wait_for(stream.read(), BOUND_S)
 
     asyncio.run(scenario())
 

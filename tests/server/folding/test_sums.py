@@ -55,7 +55,7 @@ def test_the_coordinator_folds_the_sums_of_its_sessions_and_keeps_no_key(tmp_pat
     for name in FLOATS:
         assert np.abs(new[name] - (BASE[name] + plain_mean(run, name))).max(initial=0) <= 1e-5
     assert reducer.version(Version(1)).digest == folded.digest
-    plan = reducer._plan_of_sums(run.effect, {c.digest: run.row(c.digest) for c in run.effect.contributions})[0]
+    plan = reducer._plan(run.effect, {c.digest: run.row(c.digest) for c in run.effect.contributions})[0]
     assert FoldPlan.decode(plan.encode()) == plan
     keys = [key for session in plan.sums.sessions for key, _ in session.streams]
     assert len(keys) == 3 + 3 + 3  # 3 survivors, 3 pads of the lost one with them; 3 survivors
@@ -78,7 +78,7 @@ def test_ranks_make_the_version_of_the_coordinator(tmp_path, size, num_parts):
     places = {digest: tuple(draw.randrange(size) for _ in range(num_parts)) for digest in run.manifests}
     metas = {digest: run.meta(digest, held) for digest, held in places.items()}
     rows = {digest: SimpleNamespace(meta=encode_meta(meta), data=None) for digest, meta in metas.items()}
-    plan = FoldPlan.decode(reducer._plan_of_sums(run.effect, rows)[0].encode())
+    plan = FoldPlan.decode(reducer._plan(run.effect, rows)[0].encode())
     runs = ranks_of(tmp_path, size, run, places)
     first = reducer.store.version_path(Version(0))
     write_shards(first, in_order(LAYOUT), size, lambda rank: runs[rank].store.version_path(Version(0)))
@@ -138,11 +138,11 @@ def test_a_sum_of_an_absent_update_or_of_wrong_reveals_is_no_plan(tmp_path):
     rows = {digest: run.row(digest) for digest in run.manifests}
     reducer = reducer_of(tmp_path / "run", run, BASE)
     with pytest.raises(ValueError, match="session 0: s0-site-00 of its sum has no update"):
-        reducer._plan_of_sums(replace(run.effect, contributions=run.effect.contributions[1:]), rows)
+        reducer._plan(replace(run.effect, contributions=run.effect.contributions[1:]), rows)
     first = run.effect.sums[0]
     wrong = {place: tuple(share + 1 for share in shares) for place, shares in first.reveals.items()}
     with pytest.raises(ValueError, match="are right"):
-        reducer._plan_of_sums(replace(run.effect, sums=(replace(first, reveals=wrong),)), rows)
+        reducer._plan(replace(run.effect, sums=(replace(first, reveals=wrong),)), rows)
 
 
 def test_an_update_must_have_the_layout_and_the_bits_of_the_sum():

@@ -3,6 +3,7 @@ import asyncio
 from atoll.protocol import atoll_pb2 as pb
 from atoll.server.hosting.control_streams import OUTBOX_MAX, Connection, Hub
 from atoll.server.members.member import Profile
+from tests.waiting import BOUND_S
 
 MESSAGE = pb.ServerMessage(release=pb.Release(round_id=1))
 
@@ -44,6 +45,6 @@ def test_hub_says_when_the_last_client_has_left():
         await asyncio.sleep(0)
         assert not waiting.done()
         hub.remove(only)
-        await asyncio.wait_for(waiting, 1)
+        await asyncio.wait_for(waiting, BOUND_S)
 
     asyncio.run(check())

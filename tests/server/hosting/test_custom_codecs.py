@@ -20,6 +20,7 @@ from tests.wire.test_round import committed, live, report
 
 MOODY = '''
 import time
+from pathlib import Path
 
 
 class Moody(Rounded):
@@ -36,7 +37,8 @@ class Moody(Rounded):
         if mood == 4:
             return np.full(n, np.inf, np.float32)
         if mood == 5:
-            time.sleep(2)
+            while not Path(__file__).with_name("go").exists():
+                time.sleep(0.01)
         return super().decode(data, n)
 '''
 MODULE = "acme_codecs_on_the_wire"
@@ -127,6 +129,7 @@ async def test_a_slow_codec_delays_its_verdict_alone(tmp_path, package):
             await asyncio.sleep(0.2)
             assert (await b.upload(*update_of(plain, "b", version, value=0.0))).accepted
             assert not upload.done()
+            package[0].with_name("go").touch()
             assert (await upload).accepted
             await committed(it, 1)
             np.testing.assert_array_equal(read(it.run.reducer.version(1).path)["w"], [777 * 5 / 2, 0, 0, 0])

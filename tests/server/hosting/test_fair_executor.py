@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.server.hosting.fair_executor import FairExecutor
+from tests.waiting import BOUND_S
 
 
 def blocked(pool):
@@ -16,10 +17,10 @@ def blocked(pool):
 
     def wait():
         has_begun.set()
-        go.wait(10)
+        go.wait(BOUND_S)
 
     pool.of("busy").submit(wait)
-    assert has_begun.wait(10)
+    assert has_begun.wait(BOUND_S)
     return go
 
 
@@ -31,7 +32,7 @@ def test_work_that_waits_is_done_in_turn_and_in_order(owners):
     futures = [pool.of(owner).submit(done.append, (owner, k)) for k, owner in enumerate(owners)]
     go.set()
     for future in futures:
-        future.result(10)
+        future.result(BOUND_S)
     pool.shutdown()
     queues = {owner: [k for k, o in enumerate(owners) if o == owner] for owner in dict.fromkeys(owners)}
     in_turn = []
@@ -50,16 +51,16 @@ def test_an_owner_with_a_hundred_items_delays_another_by_one():
         pool.of("large").submit(done.append, k)
     small = pool.of("small").submit(lambda: len(done))
     go.set()
-    assert small.result(10) == 1
+    assert small.result(BOUND_S) == 1
     pool.shutdown()
 
 
 def test_a_failure_reaches_its_submitter_and_others_go_on():
     pool = FairExecutor(1, "test")
     failed = pool.of("a").submit(int, "no number")
-    assert pool.of("b").submit(int, "7").result(10) == 7
+    assert pool.of("b").submit(int, "7").result(BOUND_S) == 7
     with pytest.raises(ValueError, match="no number"):
-        failed.result(10)
+        failed.result(BOUND_S)
     pool.shutdown()
 
 
@@ -70,9 +71,9 @@ def test_shutdown_cancels_work_that_has_not_begun():
     ending = threading.Thread(target=pool.shutdown)
     ending.start()
     with pytest.raises(CancelledError):
-        waiting.result(10)
+        waiting.result(BOUND_S)
     go.set()
-    ending.join(10)
+    ending.join(BOUND_S)
     with pytest.raises(RuntimeError):
         pool.of("a").submit(int, "7")
 
@@ -91,5 +92,5 @@ def test_work_submitted_during_shutdown_is_refused_and_never_forgotten():
     ending = threading.Thread(target=pool.shutdown)
     ending.start()
     go.set()
-    ending.join(10)
+    ending.join(BOUND_S)
     assert more == ["refused"]

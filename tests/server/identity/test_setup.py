@@ -91,7 +91,7 @@ async def test_an_owner_that_was_made_by_hand_is_renewed_though_the_authority_is
     """Check the owner's renewal, without which revocation would end after a month."""
     monkeypatch.setattr(own_certificates, "LOOK_S", 0.05)
     Authority.create(tmp_path / "ca", "elsewhere")
-    authority, state = Authority.open(tmp_path / "ca", lifetime_s=3), tmp_path / "state"
+    authority, state = Authority.open(tmp_path / "ca", lifetime_s=5), tmp_path / "state"
     authority.credential(COORDINATOR).store(identity_folder(state) / MINE)
     config = CoordinatorConfig(state=state, authority=ELSEWHERE)
     with StateDirectory.open(state) as opened:

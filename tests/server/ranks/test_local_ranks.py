@@ -6,6 +6,7 @@ from atoll.protocol.identity.credential import CredentialError
 from atoll.server.identity.authority import AuthorityAway, NotSigned
 from atoll.server.ranks import local_ranks
 from atoll.server.ranks.local_ranks import SpawnedRanks
+from tests.waiting import BOUND_S
 
 
 class Dying(SpawnedRanks):
@@ -33,7 +34,7 @@ async def lives_of(state, faults, count):
 
     ranks = Dying(state, equip)
     ranks.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(BOUND_S):
         await enough.wait()
     await ranks.stop()
     return found

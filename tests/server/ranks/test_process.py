@@ -7,6 +7,7 @@ import grpc
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import services as rpc
 from atoll.server.ranks.process import _Orders
+from tests.waiting import BOUND_S
 
 AT_ONCE = 50
 
@@ -36,7 +37,7 @@ async def say_at_once():
             orders = _Orders(None, rpc.Stub(channel, "Aggregation").Serve())
             failures = [pb.RankMessage(fold_failed=pb.FoldFailed(attempt=number)) for number in range(AT_ONCE)]
             await asyncio.gather(*map(orders._send, failures))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(BOUND_S):
                 await listening.all_here.wait()
     finally:
         await server.stop(0)

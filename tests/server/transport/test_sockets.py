@@ -10,6 +10,7 @@ import pytest
 from atoll.protocol.wire.channel import UNSENT_BYTES, parse_address
 from atoll.server.transport.listener import InsecureListener
 from atoll.server.transport.sockets import hold_little, open_sockets, places_of
+from tests.waiting import BOUND_S
 
 WINDOW_BYTES = 64 * 1024
 
@@ -58,7 +59,7 @@ async def listens() -> None:
     await server.start()
     with socket.create_connection(("127.0.0.1", port)) as peer:
         ends = ("127.0.0.1", port), peer.getsockname()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(BOUND_S):
             while not (found := [number for number, _ in open_sockets() if _connects(number) == ends]):
                 await asyncio.sleep(0.01)
         with socket.fromfd(found[0], socket.AF_INET, socket.SOCK_STREAM) as accepted:

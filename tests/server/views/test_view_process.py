@@ -13,6 +13,7 @@ import pytest
 from atoll.server.views import view_process
 from atoll.server.views.view_process import MAKING_MAX, PART_BYTES, Unseen, Viewer
 from atoll.server.views.views import View
+from tests.waiting import BOUND_S
 
 LONG = "sys.stdin.readline(); sys.stdout.buffer.write(b'0 50000000\\n' + bytes(50_000_000)); sys.stdout.flush()"
 
@@ -22,7 +23,7 @@ def process(code: str) -> tuple[str, ...]:
 
 
 def run(test: Coroutine[object, object, object]) -> None:
-    asyncio.run(asyncio.wait_for(test, 40))
+    asyncio.run(asyncio.wait_for(test, BOUND_S))
 
 
 async def looked(viewer: Viewer) -> bytes:
@@ -63,7 +64,7 @@ def test_a_look_that_is_broken_off_ends_its_process_and_gives_its_turn_back(
 ) -> None:
     pid = tmp_path / "pid"
     monkeypatch.setattr(
-        view_process, "COMMAND", process(f"open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)")
+        view_process, "COMMAND", process(f"open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)")
     )
 
     async def main() -> None:
@@ -75,7 +76,7 @@ def test_a_look_that_is_broken_off_ends_its_process_and_gives_its_turn_back(
                 await asyncio.sleep(0.01)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await asyncio.wait_for(task, 5)
+                await task
             with pytest.raises(ProcessLookupError):
                 os.kill(int(pid.read_text()), 0)
         monkeypatch.setattr(view_process, "MAKING_S", 0.3)
@@ -108,7 +109,7 @@ def test_a_directory_that_holds_no_state_is_named(tmp_path: Path) -> None:
 
 
 def test_the_process_ends_with_the_coordinator() -> None:
-    code = "import time, atoll.server.views.view_process as v; v.History = lambda *_: time.sleep(60); v.main()"
+    code = "import time, atoll.server.views.view_process as v; v.History = lambda *_: time.sleep(600); v.main()"
 
     async def main() -> None:
         child = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdin=asyncio.subprocess.PIPE)
@@ -117,7 +118,7 @@ def test_the_process_ends_with_the_coordinator() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(child.wait(), 2)
         child.stdin.close()  # as the kernel does when the coordinator is killed
-        assert await asyncio.wait_for(child.wait(), 10) == view_process.EXIT_UNUSABLE
+        assert await asyncio.wait_for(child.wait(), BOUND_S) == view_process.EXIT_UNUSABLE
 
     run(main())
 

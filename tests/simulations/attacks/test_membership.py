@@ -25,4 +25,4 @@ def test_a_masked_vector_tells_no_member_and_a_plain_update_does():
     areas = [told(seed) for seed in range(10)]
     plain, hidden = (statistics.mean(each) for each in zip(*areas, strict=True))
     assert plain > 0.75
-    assert abs(hidden - 0.5) < 0.15  # four and a half standard deviations of the mean of ten
+    assert abs(hidden - 0.5) < 0.2  # the masks are fresh: six standard deviations, sqrt(33 / (12 16^2) / 10) = 0.033

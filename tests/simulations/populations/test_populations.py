@@ -202,11 +202,11 @@ def test_rotation_turns_images_by_quarters() -> None:
 def test_a_thousand_clients_of_sixty_thousand_examples_take_well_under_a_second() -> None:
     data = TensorDataset(torch.zeros(60_000, 1), torch.arange(60_000) % 10)
     for kind, more in (("dirichlet", {"alpha": 1.0}), ("dirichlet balanced", {}), ("shards", {}), ("iid", {})):
-        began = time.perf_counter()
+        began = time.process_time()
         held = populate(config_of(kind, 1000, **more), task_of({"a": data}), seed=0)
         for site in held.task.sites:
             held.task.data(site, "train")
-        assert time.perf_counter() - began < 3.0, kind  # 0.2 s on an idle core
+        assert time.process_time() - began < 3.0, kind  # 0.2 s on an idle core
 
 
 @pytest.mark.parametrize("sigma", [10.0, 1e9])

@@ -22,8 +22,9 @@ from atoll.tensors.codecs.codec import CHUNK_ELEMENTS
 from atoll.tensors.codecs.names import parse_codec
 from atoll.tensors.layout import Tensor
 from atoll.tensors.updates.inspection import inspect
-from atoll.tensors.updates.reader import UpdateReader, read_block
+from atoll.tensors.updates.reader import UpdateReader
 from tests.aggregation.models import random_cuts, store
+from tests.tensors.blocks import read_block
 from tests.tensors.encoded_by_hand import NAMES, store_encoded
 
 codecs = st.sampled_from(NAMES)

@@ -18,8 +18,9 @@ from atoll.aggregation.rules.geometric import MultiKrum
 from atoll.tensors import safetensors_file
 from atoll.tensors.layout import Tensor
 from atoll.tensors.updates.inspection import Merged, inspect
-from atoll.tensors.updates.reader import UpdateReader, read_block
+from atoll.tensors.updates.reader import UpdateReader
 from tests.aggregation.models import in_parts, random_cuts, store
+from tests.tensors.blocks import read_block
 from tests.tensors.encoded_by_hand import store_encoded
 
 SHAPES = {"w": (9, 14), "v": (3, 4, 5), "b": (5,)}

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from atoll.tensors.layout import Tensor
 from atoll.tensors.safetensors_file import TensorFileCorrupted
 from atoll.tensors.updates import reader as blocks
-from atoll.tensors.updates.reader import UpdateReader, read_block
+from atoll.tensors.updates.reader import UpdateReader
 from tests.aggregation.models import DTYPES, random_cuts, store, widened
+from tests.tensors.blocks import read_block
 
 shapes = st.lists(st.integers(1, 9), max_size=4).map(tuple)
 

@@ -76,31 +76,30 @@ class Background(threading.Thread):
             self._outcome = error
 
     def outcome(self) -> Any:
-        self.join(30)
+        self.join(BOUND_S)
         assert not self.is_alive()
         return self._outcome
 
 
 def wait_for(path: Path) -> None:
-    for _ in range(3000):
+    until = time.monotonic() + BOUND_S
+    while time.monotonic() < until:
         if path.exists():
             return
         time.sleep(0.01)
     raise AssertionError(f"{path.name} did not appear")
 
 
-def wait_for_end(pid: int, timeout_s: float) -> float:
-    """Return the seconds until the process has ended, whatever its parent."""
-    began = time.monotonic()
+def wait_for_end(pid: int) -> None:
+    """Wait until the process has ended, whatever its parent."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
-        return 0.0
+        return
     try:
-        assert select.select([fd], [], [], timeout_s)[0], f"process {pid} still lives after {timeout_s} s"
+        assert select.select([fd], [], [], BOUND_S)[0], f"process {pid} still lives after {BOUND_S} s"
     finally:
         os.close(fd)
-    return time.monotonic() - began
 
 
 def test_worker_answers_and_stays_warm(make: Make, version: Path, tmp_path: Path) -> None:
@@ -279,9 +278,9 @@ def test_a_hang_is_ended_by_the_supervisor(make: Make, version: Path, do: str) -
 
 
 def test_training_knows_its_deadline(make: Make, version: Path) -> None:
-    trained = train(make(), version, "wait", budget_s=0.3, lease_s=30.0)
+    trained = train(make(), version, "wait", budget_s=1.0, lease_s=BOUND_S)
     assert 0 < trained["work"] < 1
-    assert 0.3 <= trained["seconds"] < 10
+    assert 1.0 <= trained["seconds"] < 20, "all of its steps take as long"
     assert not trained["stopped"]
 
 
@@ -304,18 +303,18 @@ def test_a_stop_ends_the_training_with_what_there_is(make: Make, version: Path) 
 
 def test_an_extended_deadline_moves_the_lease_and_the_patience(make: Make, version: Path) -> None:
     worker = make()
-    call = in_background(worker, version, "wait", budget_s=0.8, lease_s=0.3, timeout_s=1.2)
-    worker.tell("extend", budget_s=1.5)
+    call = in_background(worker, version, "wait", budget_s=2.0, lease_s=1.0, timeout_s=3.1)
+    worker.tell("extend", budget_s=3.2)
     trained = call.outcome()
-    assert 1.5 <= trained["seconds"] < 10
+    assert 3.2 <= trained["seconds"] < 20
     assert 0 < trained["work"] < 1
-    time.sleep(0.4)  # the lease is over, and so is what it was for
+    time.sleep(1.1)  # the lease is over, and so is what it was for
     assert worker.alive
 
 
 def test_the_lease_ends_a_worker_that_holds_the_gil(make: Make, version: Path) -> None:
     with pytest.raises(WorkerHung, match="train outlived its deadline and its lease"):
-        train(make(), version, "gil", budget_s=0.1, lease_s=0.2)
+        train(make(), version, "gil", budget_s=1.0, lease_s=0.2)
 
 
 def test_kill_from_another_thread_ends_the_call(make: Make, version: Path) -> None:
@@ -332,7 +331,7 @@ def test_kill_takes_what_the_task_has_started_along(make: Make, version: Path) -
     worker = make()
     train(worker, version, "child")
     worker.kill()
-    wait_for_end(int(version.with_name("mark").read_text()), 5)
+    wait_for_end(int(version.with_name("mark").read_text()))
 
 
 def test_a_closed_worker_stays_closed(make: Make, version: Path) -> None:
@@ -353,14 +352,14 @@ def test_overrides_of_the_start_and_of_the_round_reach_the_task(make: Make, vers
 
 
 @pytest.mark.parametrize(
-    ("deed", "budget_s", "lease_s", "limit_s"),
+    ("deed", "budget_s", "lease_s"),
     [
-        ("sleep", 600.0, 600.0, 2.0),  # the end of its stdin ends it at once
-        ("gil", 0.5, 0.5, 3.0),  # it cannot see that end, and the kernel's alarm ends it
+        ("sleep", 600.0, 600.0),  # the end of its stdin ends it at once
+        ("gil", 2.0, 0.5),  # it cannot see that end, and the kernel's alarm ends it
     ],
 )
 def test_a_worker_does_not_outlive_a_killed_supervisor(
-    version: Path, tmp_path: Path, deed: str, budget_s: float, lease_s: float, limit_s: float
+    version: Path, tmp_path: Path, deed: str, budget_s: float, lease_s: float
 ) -> None:
     arguments = [version, tmp_path / "update", tmp_path / "mark", deed, budget_s, lease_s, tmp_path / "log"]
     supervisor = subprocess.Popen([sys.executable, f"{HERE}/supervisor.py", *map(str, arguments)])
@@ -368,12 +367,12 @@ def test_a_worker_does_not_outlive_a_killed_supervisor(
     pid = int((tmp_path / "mark").read_text())
     os.kill(supervisor.pid, signal.SIGKILL)
     supervisor.wait()
-    assert wait_for_end(pid, 20) < limit_s
+    wait_for_end(pid)  # both sleep four times as long
 
 
 def test_losing_contact_alone_kills_nothing(version: Path, tmp_path: Path) -> None:
     """A supervisor that is silent, here because it is frozen, is not a supervisor that is gone."""
-    arguments = [version, tmp_path / "update", tmp_path / "mark", "wait", 1.0, 30.0, tmp_path / "log"]
+    arguments = [version, tmp_path / "update", tmp_path / "mark", "wait", 2.0, BOUND_S, tmp_path / "log"]
     supervisor = subprocess.Popen([sys.executable, f"{HERE}/supervisor.py", *map(str, arguments)])
     wait_for(tmp_path / "mark")
     os.kill(supervisor.pid, signal.SIGSTOP)
@@ -381,7 +380,7 @@ def test_losing_contact_alone_kills_nothing(version: Path, tmp_path: Path) -> No
         wait_for(tmp_path / "update")
     finally:
         os.kill(supervisor.pid, signal.SIGCONT)
-    assert supervisor.wait(20) == 0
+    assert supervisor.wait(BOUND_S) == 0
 
 
 def test_a_task_that_needs_longer_to_load_is_named_with_the_limit_the_setting_and_the_log(

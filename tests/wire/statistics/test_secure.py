@@ -10,6 +10,7 @@ from atoll.client.policy.gate import Gate
 from atoll.client.site.security import SiteSecurity
 from atoll.client.wire.messages import event_of
 from atoll.client.work.secure_sums import SecureSums
+from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.statement import check_publisher, check_signature
 from tests.client.work.test_sums_of_statistics import statistics_of
@@ -44,7 +45,13 @@ def shell_of(it, client, stack):
         while True:
             await client.control.write(await queue.get())
 
-    tasks = [loop.create_task(sending())]
+    async def beating():
+        """Keep the lease while others enrol."""
+        while True:
+            queue.put_nowait(pb.ClientMessage(heartbeat=pb.Heartbeat()))
+            await asyncio.sleep(0.2)
+
+    tasks = [loop.create_task(sending()), loop.create_task(beating())]
     stack.callback(lambda: [task.cancel() for task in tasks])
 
     def spawn(work):
@@ -87,7 +94,7 @@ async def serve(it, client, place, stack, *, leaves=False):
 async def test_the_sum_of_connected_sites_is_shown_as_one_and_a_repeated_one_is_over_the_same(tmp_path):
     state = tmp_path / "state"
     async with running(
-        state, coordinator__insecure=False, coordinator__lease=2, coordinator__enrol="127.0.0.1:0"
+        state, coordinator__insecure=False, coordinator__lease=4, coordinator__enrol="127.0.0.1:0"
     ) as it:
         async with it.admin() as admin, AsyncExitStack() as stack:
             for place, name in enumerate("abcde"):

@@ -1,6 +1,8 @@
 """Dishonest moves of a coordinator against a site's budget, each with 20 seeds, by the numbers of the list of moves."""
 
+import math
 import random
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from tests.server.sessions.small_federation import privacy_of, terms_of
 SEEDS = range(20)
 NO_NOISE = (0.0, -1.0, 1e-300, 1e-9, float("nan"), float("inf"), None, True, "much")
 NO_NORM = (0.0, -0.5, float("nan"), float("inf"), None, "long")
+HUGE = (1e30, 1e300, 10**40, sys.float_info.max, math.nextafter(1e9, math.inf), 1.5e9)
+"""Clip norms above what a site takes for one: the noise would leave nothing of an update, or the sum no number."""
 
 
 def drawn(draw: random.Random) -> dict[str, Any]:
@@ -67,6 +71,30 @@ def test_terms_without_noise_or_norm_are_refused_by_the_budget(tmp_path: Path) -
         assert site.gate.ask(of_sum).rule is Rule.BUDGET
         assert site.lines("privacy.charge") == []
         assert seed or site.gate.ask(private(1, terms=terms)).is_allowed, "the terms themselves are"
+        site.gate.close()
+
+
+def test_a_clip_norm_that_is_finite_and_huge_is_refused_by_the_budget(tmp_path: Path) -> None:  # 43
+    for seed in SEEDS:
+        draw = random.Random(f"huge norm {seed}")
+        site, terms = site_of(tmp_path, seed), drawn(draw)
+        if draw.random() < 0.5:  # which counts for examples, too
+            terms = {"privacy.unit": "client", "privacy.noise_multiplier": draw.uniform(3.0, 9.0)}
+        huge = [*HUGE, *(10.0 ** draw.uniform(9.001, 308.0) for _ in range(6))]
+        shared = privacy_of(noise_multiplier=draw.uniform(3.0, 9.0)).text()
+        for norm in huge:
+            number = draw.randint(1, 9)
+            with_it = private(number, terms=terms | {"privacy.clip_norm": norm})
+            in_sum = invitation(number, local="{}", secure=terms_of(privacy=shared, clip_norm=float(norm)))
+            for asked in (with_it, in_sum):
+                decision = site.gate.admit(asked, version())
+                assert (decision.is_allowed, decision.rule) == (False, Rule.BUDGET), norm
+                assert "privacy.clip_norm: allowed is a number in 1e-09..1e+09" in decision.detail
+        assert site.lines("privacy.charge") == []
+        largest = private(1, terms=terms | {"privacy.clip_norm": 1e9})
+        assert site.gate.admit(largest, version()).is_allowed, "it is the noise that bounds what is told"
+        of_sum = invitation(2, local="{}", secure=terms_of(privacy=shared, clip_norm=draw.uniform(0.1, 1e9)))
+        assert site.gate.admit(of_sum, version()).is_allowed
         site.gate.close()
 
 

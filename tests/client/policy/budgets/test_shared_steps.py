@@ -14,7 +14,7 @@ def test_a_training_spends_one_step_whatever_its_run_gives() -> None:
     for more in ({}, {"max_steps": 9}, {"epochs": 3}):
         given = json.dumps({**LOCAL, **more})
         assert spending_of(given) == Spending("example", "clients", (Steps(2.0, 0.1, 1),))
-    assert spending_inside(inside().privacy) is None, "the values for the task tell what it spends"
+    assert spending_inside(inside()) is None, "the values for the task tell what it spends"
 
 
 def test_no_second_update_of_one_sample_leaves() -> None:
