@@ -334,7 +334,9 @@ def test_a_memory_with_a_smaller_number_does_not_forget_an_emptied_ledger(
     with sqlite3.connect(tmp_path / "policy.db") as database:
         database.execute("DELETE FROM budgets")
     is_beginning = bool(hash_) and not names  # of which the log of decisions knows that it has passed
-    fault = "has charged its budgets, and neither" if is_beginning else r"budgets\.json has been changed: .*count: got 0"
+    fault = (
+        "has charged its budgets, and neither" if is_beginning else r"budgets\.json has been changed: .*count: got 0"
+    )
     with pytest.raises(ConfigError, match=fault):
         site.start()
 
