@@ -139,7 +139,7 @@ soak: setup # 20,000 seeded histories, 10,000 with secure sums, 10,000 with budg
 	$(BIN)/python -m tests.server.rounds.secure_schedules --seeds 10000
 	$(BIN)/python -W ignore -m tests.parallel.generated --models 5000
 
-deaths: setup # a real coordinator dies at every entry of a ServerApp's run, about an hour; private runs: DEATHS="--cycles 1000"
+deaths: setup # a real coordinator dies at every entry of a ServerApp's run, about an hour; private runs, a second or two each: DEATHS="--cycles 1000"
 	ATOLL_EVERY_DEATH=1 $(BIN)/python -m pytest -q -n 2 --dist load -m long tests/messages/test_coordinator_deaths.py
 	$(BIN)/python -m tests.federation.private_deaths $(DEATHS)
 

@@ -12,9 +12,19 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.client.policy.budgets.entries import GENESIS
 from atoll.ground.durable import write_atomically
 from atoll.ground.folders import in_words
-from atoll.ground.strict_json import ManifestError, fields_of, integer, items_of, read_object, sha256_hex, text
+from atoll.ground.strict_json import (
+    ManifestError,
+    fields_of,
+    integer,
+    items_of,
+    read_object,
+    refuse,
+    sha256_hex,
+    text,
+)
 
 NAME = "budgets.json"
 _BYTES_MAX = 1 << 20
@@ -50,7 +60,10 @@ def read_anchor(folder: Path) -> tuple[Anchor, str]:
         names = [
             text(each, f"{NAME}.names", num_max=200) for each in items_of(found["names"], NAME, num_max=_NAMES_MAX)
         ]
-        return Anchor(count, sha256_hex(found["hash"], f"{NAME}.hash"), tuple(names)), ""
+        hash_ = sha256_hex(found["hash"], f"{NAME}.hash")
+        if not count and (hash_ != GENESIS.hex() or names):  # else a smaller number would forget an emptied ledger
+            refuse(f"{NAME}.count", count, "the number of the entry with this hash")
+        return Anchor(count, hash_, tuple(names)), ""
     except ManifestError as error:
         return Anchor(), f"{path} has been changed: {error}"
 

@@ -119,6 +119,8 @@ class Ledger:
         if not fault and anchor == Anchor() and self._is_expected(entries):
             return f"this agent has charged its budgets, and its memory of them, {self._folder / NAME}, was removed"
         self._has_charged = self._has_charged or anchor != Anchor()
+        if not fault and not anchor.count and not hashes and anchor != Anchor() and charges_in_log(self._folder):
+            return f"this agent has charged its budgets, and neither {self._folder / NAME} nor the file has an entry"
         if fault or not anchor.count:
             return fault
         if len(hashes) >= anchor.count and hashes[anchor.count - 1].hex() == anchor.hash:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -316,3 +317,38 @@ def test_a_task_reads_each_data_set_whose_pattern_it_matches() -> None:
     ]
     assert [each.name for each in budgets_of(data, "mri:brain")] == ["a", "b"]
     assert budgets_of(data, "ct:task") == []
+
+
+@pytest.mark.parametrize("names", [[], ["mri-2026"]])
+@pytest.mark.parametrize("hash_", [None, "00" * 32])
+def test_a_memory_with_a_smaller_number_does_not_forget_an_emptied_ledger(
+    tmp_path: Path, hash_: str | None, names: list[str]
+) -> None:
+    """0 is the number before the first charge, which has no entry: neither a hash nor names go with it."""
+    site = Site(tmp_path)
+    site.gate.admit(private(), version())
+    site.gate.close()
+    memory = json.loads((tmp_path / "budgets.json").read_text())
+    changed = memory | {"count": 0, "hash": hash_ or memory["hash"], "names": names}
+    (tmp_path / "budgets.json").write_text(json.dumps(changed))
+    with sqlite3.connect(tmp_path / "policy.db") as database:
+        database.execute("DELETE FROM budgets")
+    is_beginning = bool(hash_) and not names  # of which the log of decisions knows that it has passed
+    fault = (
+        "has charged its budgets, and neither" if is_beginning else r"budgets\.json has been changed: .*count: got 0"
+    )
+    with pytest.raises(ConfigError, match=fault):
+        site.start()
+
+
+def test_an_agent_that_died_before_its_first_charge_starts(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.gate.close()
+    (tmp_path / "budgets.json").write_text(json.dumps({"count": 0, "hash": "00" * 32, "names": []}))
+    for number in (1, 2):
+        site.start()
+        assert site.gate.ask(private(number)).is_allowed
+        assert site.gate.ask(private(number)).is_allowed
+        site.gate.close()
+    site.start()
+    assert site.gate.admit(private(), version()).is_allowed
