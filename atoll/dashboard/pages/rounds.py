@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from textwrap import dedent
 from typing import Any
 
 from atoll.dashboard import charts
@@ -26,7 +27,7 @@ from atoll.dashboard.pages.blocks import (
     state_cell,
     troubled_first,
 )
-from atoll.ground.printable import count_of
+from atoll.ground.printable import conclusion, count_of, lines_of
 
 Document = Mapping[str, Any]
 
@@ -99,7 +100,7 @@ def round_(place: int, label: str, run_id: str, record: Document, now: float) ->
     json = addresses.of_run(place, run_id, f"rounds/{number}.json")
     why = "left out, most of sites that reported"
     note = f"{count_of(num_left_out, 'sentence')} {why}: {json} has all" if num_left_out else ""
-    blocks.append(Sentences("In sentences", [shown(line) for line in told], note=note))
+    blocks.append(Sentences("In sentences", [_in_one_line(line) for line in told], note=note))
     if clients := record.get("clients"):
         ordered = {name: clients[name] for name in troubled_first({name: clients[name]["fate"] for name in clients})}
         blocks += [_timeline(record, ordered, now), _fates(place, run_id, ordered, json)]
@@ -220,13 +221,25 @@ def _parts(begin: float, client: Document, last: float) -> Iterator[tuple[str, f
         yield "wait" if upload is None else "upload", at, last
 
 
+def _in_one_line(sentence: str) -> str:
+    """Return a sentence as a text; of the message of a site below its first line what `_concluded` returns."""
+    first, _, rest = sentence.partition("\n")
+    return shown(f"{first} {_concluded(dedent(rest))}" if rest else first)
+
+
+def _concluded(message: str) -> str:
+    """Return a message; of a traceback the exception, which a cell would cut off behind the frames."""
+    has_frames = any(line.startswith(" ") for line in lines_of(message))
+    return conclusion(message) if has_frames else message
+
+
 def _fates(place: int, run_id: str, clients: Mapping[str, Document], json: str) -> TableBlock:
     rows = [
         (
             cell(name, addresses.of_run(place, run_id, "site", name=name)),
             state_cell(client["fate"]),
             cell(client["reason"]),
-            cell(client["detail"] or client["unused_because"]),
+            cell(_concluded(client["detail"]) or client["unused_because"]),
             cell(client["num_examples"]),
             size(client["num_bytes"]),
             *(duration(client["download_seconds"]), duration(client["train_seconds"])),

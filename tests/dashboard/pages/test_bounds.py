@@ -65,6 +65,22 @@ def test_a_small_round_is_told_whole() -> None:
     assert told.note == ""
 
 
+def test_a_traceback_of_a_site_is_its_exception() -> None:
+    """The table and the sentences have the end, not the first frames; the document has all."""
+    frames = "\n".join(f'  File "/opt/site/task_{number}.py", line {number}, in train' for number in range(60))
+    detail = f"Traceback (most recent call last):\n{frames}\nOSError: the disk is away"
+    failed = record({"hill": client(fate="failed", reason="training_failed", detail=detail)})
+    below = "".join(f"\n    {line}" for line in detail.splitlines())
+    failed["sentences"][1] = f"hill (failed): its training raised an error (training_failed):{below}"
+    page = rounds.round_(1, "state", "r", failed, 10.0)
+    (told,), (fates,) = blocks_of(page, Sentences), blocks_of(page, TableBlock)
+    assert told.lines[1] == "hill (failed): its training raised an error (training_failed): OSError: the disk is away"
+    assert "OSError: the disk is away" in [cell.text for cell in fates.rows[0]]
+    several = record({"hill": client(fate="refused", detail="one fault\nanother")})
+    (fates,) = blocks_of(rounds.round_(1, "state", "r", several, 10.0), TableBlock)
+    assert "one fault another" in [cell.text for cell in fates.rows[0]]
+
+
 def test_the_parts_of_a_bar_are_the_times_of_its_client() -> None:
     one = client(invited_at=1.0, download_seconds=1.0, train_seconds=2.0, upload_begun_at=4.5, fate_at=6.0)
     (bars,) = blocks_of(rounds.round_(1, "state", "r", record({"a": one}), 10.0), Timeline)
